@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import re
 from collections.abc import Sequence
 from multiprocessing.pool import ThreadPool
@@ -17,18 +15,15 @@ from hftune.data.encode_rewards import ScoringEncoder
 from hftune.data.messages import Message
 from hftune.data.readers.files import Row
 from hftune.data.turn_tokens import mode_for_answers
-from hftune.errors import shown
 from hftune.inference.generate import Answer
 from hftune.inference.questions import Question, asked
 from hftune.logging import notice
 from hftune.opening.files import MIB
-from hftune.opening.json_server import JsonServer
+from hftune.opening.json_server import ModelServer
 from hftune.trainers.rewards.loading import load_reward_model, scores_steps, step_separator
 from hftune.trainers.rewards.score_batches import run_batches
 
 _SIDE_BY_SIDE = 16
-_PATIENCE = 60.0
-"""Seconds in which a server that is away is asked again."""
 # Of one token in an answer, escaped.
 _TOKEN_BYTES = 64
 # Of what a judge says.
@@ -69,35 +64,8 @@ _VERDICT = re.compile(
 )
 
 
-class ChatServer:
-    """Answers of a model.
-
-    Args:
-        url: Its address, with `/v1` or without.
-        flag: What named it, for messages.
-        name: Of the model there; None: the only one.
-        variable: That holds its key.
-    """
-
-    def __init__(self, url: str, flag: str, name: str | None, variable: str) -> None:
-        address = url.rstrip("/") + ("" if url.rstrip("/").endswith("/v1") else "/v1")
-        self.server = JsonServer(address, flag, key=os.environ.get(variable) or None, variable=variable)
-        self.given_name = name
-
-    @functools.cached_property
-    def name(self) -> str:
-        """Of the model.
-
-        Raises:
-            ArgumentError: Several are served and none was named.
-        """
-        if self.given_name:
-            return self.given_name
-        found = self.server.ask("/models", limit=MIB, patience=_PATIENCE).get("data")
-        names = [str(one.get("id")) for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-        if len(names) != 1:
-            raise self.server.error(f"it serves {len(names)} models: {shown(', '.join(names), 200)}", "name one")
-        return names[0]
+class ChatServer(ModelServer):
+    """Answers of a model."""
 
     def __call__(
         self, questions: Sequence[Question], *, max_new_tokens: int, seed: int | None = None, **options: Any
@@ -123,12 +91,12 @@ class ChatServer:
         if question.arguments:
             body["chat_template_kwargs"] = question.arguments
         limit = MIB + _TOKEN_BYTES * int(body["max_tokens"])
-        found = self.server.ask("/chat/completions", body, limit=limit, patience=_PATIENCE)
+        found = self.ask("/chat/completions", body, limit=limit, patience=self.patience)
         choices = found.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
         message = choice.get("message")
         if not isinstance(message, dict) or not _is_message(message):
-            raise self.server.error("its answer holds no message", "give a server with OpenAI's API")
+            raise self.error("its answer holds no message", "give a server with OpenAI's API")
         said = {"role": "assistant", "content": (message.get("content") or "").strip()}
         said |= {name: message[name] for name in ("reasoning_content", "tool_calls") if message.get(name)}
         return Answer(said, choice.get("finish_reason") != "length")
@@ -157,7 +125,7 @@ class Judge:
     """
 
     def __init__(self, url: str, name: str | None) -> None:
-        self.server = ChatServer(url, "--judge_url", name, JUDGE_KEY)
+        self.server = ChatServer(url, "--judge_url", name, "--judge_model", JUDGE_KEY)
 
     def scores(self, questions: Sequence[Question], said: Sequence[Message]) -> list[float | None]:
         """The score of each answer, from 1 to 10; None where the judge gives none."""

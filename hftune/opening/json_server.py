@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
+import os
 import re
 import ssl
 import time
@@ -145,6 +147,42 @@ class JsonServer:
         problem = Refused(cause, place=f"{self.flag} {self.url}", fix=fix)
         problem.status = answer.status
         raise problem
+
+
+class ModelServer(JsonServer):
+    """A server of OpenAI's API, and the one model there that is asked.
+
+    Args:
+        url: Its address, with `/v1` or without.
+        name: Of the model; None: the only one. `name_flag` gives it.
+        variable: That holds its key.
+
+    Attributes:
+        patience: Seconds in which it is asked again where it is away.
+    """
+
+    patience = 60.0
+
+    def __init__(self, url: str, flag: str, name: str | None, name_flag: str, variable: str, **more: Any) -> None:
+        address = url.rstrip("/").removesuffix("/v1") + "/v1"
+        super().__init__(address, flag, key=os.environ.get(variable) or None, variable=variable, **more)
+        self.given_name, self.name_flag = name, name_flag
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Of the model.
+
+        Raises:
+            ArgumentError: Several are served and none was named.
+        """
+        if self.given_name:
+            return self.given_name
+        found = self.ask("/models", limit=MIB, patience=self.patience).get("data")
+        names = [one.get("id") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        if len(names) != 1 or not isinstance(names[0], str):
+            said = shown(", ".join(map(str, names)), 200)
+            raise self.error(f"it serves {len(names)} models: {said}", f"name one with {self.name_flag}")
+        return names[0]
 
 
 def split_address(url: str, flag: str) -> SplitResult:

@@ -122,7 +122,7 @@ def _of(part: str, prompts: Sequence[Question]) -> Sequence[Question]:
 def _answers(args: SampleArguments) -> Answers:
     """What answers: a server, or a model, which is loaded."""
     if args.server_url:
-        server = ChatServer(args.server_url, "--server_url", args.server_model, SERVER_KEY)
+        server = ChatServer(args.server_url, "--server_url", args.server_model, "--server_model", SERVER_KEY)
         return partial(server, temperature=args.temperature, top_p=args.top_p)
     get_logger().info("%s answers", args.model_name_or_path)
     talker = load_talker(str(args.model_name_or_path), args, "--model_name_or_path")

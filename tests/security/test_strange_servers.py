@@ -53,7 +53,7 @@ ANY: dict[str, Any] = {
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is waited for; the key is there for all."""
     monkeypatch.setattr(json_server.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(judging, "_PATIENCE", 0.0)
+    monkeypatch.setattr("hftune.opening.json_server.ModelServer.patience", 0.0)
     monkeypatch.setattr("hftune.trainers.distillation.teacher_server._PATIENCE", 0.0)
     for name in ("HFTUNE_TEACHER_API_KEY", "HFTUNE_JUDGE_API_KEY"):
         monkeypatch.setenv(name, KEY)

@@ -37,6 +37,40 @@ def without_notices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
+def tiny_adapter(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter that changes what the tiny model says."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("adapter") / "adapter"
+    torch.manual_seed(5)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_rewards(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An outcome ("score") and a process reward model ("steps"), whose scores have mean 0.25 and deviation 0.5."""
+    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+
+    from hftune.checkpoints.reward_scale import RewardScale
+
+    found = {}
+    kinds: dict[str, Any] = {"score": AutoModelForSequenceClassification, "steps": AutoModelForTokenClassification}
+    for labels, (kind, auto) in enumerate(kinds.items(), start=1):
+        torch.manual_seed(3)
+        model = auto.from_pretrained(tiny_model, num_labels=labels)
+        model.score.weight.data.normal_()
+        model.config.reward_scale = RewardScale(0.25, 0.5, 10, "held-out records").to_dict()
+        found[kind] = tmp_path_factory.mktemp("rewards") / kind
+        model.save_pretrained(found[kind])
+        AutoTokenizer.from_pretrained(tiny_model).save_pretrained(found[kind])
+    return found
+
+
+@pytest.fixture(scope="session")
 def make_base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`make_base("qwen2", tie_word_embeddings=True, shard="60KB", dtype=torch.bfloat16)`, made once."""
     made: dict[str, Path] = {}

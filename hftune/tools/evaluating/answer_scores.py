@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hftune.arguments.asking import ANSWER_TASKS
+from hftune.data.messages import Message
 from hftune.data.readers.strict_json import loads
 from hftune.errors import ArgumentError, DataError
 from hftune.on_demand import on_demand
@@ -23,21 +23,6 @@ _NEEDS = {
 """Tasks of libraries that need not be there: what is imported, and its package."""
 
 
-@dataclass(frozen=True)
-class Said:
-    """An answer.
-
-    Args:
-        text: Without thoughts and calls.
-        calls: Of tools, as in messages.
-        whole: It ended by itself, and was not cut.
-    """
-
-    text: str
-    calls: Sequence[Mapping[str, Any]] = ()
-    whole: bool = True
-
-
 def missing_libraries(tasks: Sequence[str]) -> Iterator[ArgumentError]:
     """Problems: tasks whose library is not installed."""
     for task in tasks:
@@ -50,11 +35,12 @@ def missing_libraries(tasks: Sequence[str]) -> Iterator[ArgumentError]:
 
 
 def scores(
-    tasks: Sequence[str], said: Said, right: str | None, tools: Sequence[Mapping[str, Any]] | None
+    tasks: Sequence[str], said: Message, right: str | None, tools: Sequence[Mapping[str, Any]] | None
 ) -> dict[str, float]:
     """The scores of an answer in some of `ANSWER_TASKS`; none in those that do not apply to the record.
 
     Args:
+        said: Its text without thoughts, and calls apart from it.
         right: The answer of the record; None where it has none.
         tools: What was offered.
     """
@@ -63,11 +49,11 @@ def scores(
         if task not in tasks:
             continue
         if task == "json":
-            found[task] = float(_is_json(said.text))
+            found[task] = float(_is_json(said["content"]))
         elif task == "tool_calls":
-            found |= {task: float(_calls_fit(said.calls, tools))} if tools else {}
+            found |= {task: float(_calls_fit(said.get("tool_calls") or [], tools))} if tools else {}
         elif right is not None:
-            found[task] = _COMPARED[task](said.text, right)
+            found[task] = _COMPARED[task](said["content"], right)
     return found
 
 

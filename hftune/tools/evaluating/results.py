@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,27 +36,15 @@ _DEVIATIONS = 1.96
 _BLOCK_BYTES = 1 << 25
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A weighted mean over records, and the interval that it lies in.
-
-    Args:
-        low, high: Ends of the interval.
-        records: How many it is of.
-    """
-
-    value: float
-    low: float
-    high: float
-    records: int
-
-
-def figure(values: Sequence[float], weights: Sequence[float] | None = None) -> Figure:
+def figure(values: Sequence[float], weights: Sequence[float] | None = None) -> dict[str, float]:
     """The mean of values, each with a weight, such as the loss of a record with its trained tokens.
 
     Args:
         values: One a record, at least one.
         weights: Above 0; None: 1 each.
+
+    Returns:
+        value, low and high (the ends of the interval that it lies in), and how many records it is of.
     """
     of = np.asarray(values, dtype=np.float64)
     weight = np.ones(len(of)) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -71,12 +58,8 @@ def figure(values: Sequence[float], weights: Sequence[float] | None = None) -> F
         counts = random.multinomial(len(of), chances, size=min(block, SAMPLES - start))
         means.append(counts @ (weight * of) / (counts @ weight))
     low, high = np.quantile(np.concatenate(means), [(1 - SHARE) / 2, (1 + SHARE) / 2])
-    return Figure(float(weight @ of / weight.sum()), float(low), float(high), len(of))
-
-
-def difference(ours: Sequence[float], theirs: Sequence[float], weights: Sequence[float] | None = None) -> Figure:
-    """The mean of `ours` less that of `theirs`, which are of the same records, with the same weights."""
-    return figure(np.subtract(ours, theirs).tolist(), weights)
+    value = float(weight @ of / weight.sum())
+    return {"value": value, "low": float(low), "high": float(high), "records": len(of)}
 
 
 def is_evaluation(folder: str) -> bool:
@@ -180,7 +163,7 @@ def figures_of(scores: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
     found = {}
     for task, records in scores.items():
         values, weights = zip(*records.values(), strict=True)
-        found[task] = asdict(figure(values, weights))
+        found[task] = figure(values, weights)
         if task.partition("/")[0] == "loss":
             found[task]["less_is_better"] = True
             found[task]["perplexity"] = math.exp(min(found[task]["value"], 700.0))
@@ -196,8 +179,8 @@ def aggregates_of(lines: Iterable[Line], scores: dict[str, Scores]) -> dict[str,
     for line in lines:
         for name, told in line.get("aggregates", {}).items():
             own = figure([score for score, _ in scores[name].values()]) if name in scores else None
-            if own is not None and math.isclose(own.value, told["value"], rel_tol=1e-6, abs_tol=1e-9):
-                found[name] = {**told, "low": own.low, "high": own.high}
+            if own is not None and math.isclose(own["value"], told["value"], rel_tol=1e-6, abs_tol=1e-9):
+                found[name] = {**told, "low": own["low"], "high": own["high"]}
             else:
                 scores.pop(name, None)
                 found[name] = dict(told)
@@ -220,8 +203,7 @@ def differences_of(ours: Mapping[str, Scores], theirs: Mapping[str, Scores]) -> 
         if any(one[0][1] != one[1][1] for one in pairs):
             notice(f"{task}: the models have other tokens, and losses of other tokens do not compare")
             continue
-        mine, other = ([one[side][0] for one in pairs] for side in (0, 1))
-        found[task] = asdict(difference(mine, other, [one[0][1] for one in pairs]))
+        found[task] = figure([mine[0] - other[0] for mine, other in pairs], [mine[1] for mine, _ in pairs])
     return found
 
 

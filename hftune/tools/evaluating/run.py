@@ -28,7 +28,7 @@ from hftune.inference.results import Line, Parts, about_result, json_lines, part
 from hftune.logging import get_logger, notice
 from hftune.on_demand import on_demand
 from hftune.publishing.places import check_place
-from hftune.tools.evaluating.answer_scores import Said, missing_libraries, scores
+from hftune.tools.evaluating.answer_scores import missing_libraries, scores
 from hftune.tools.evaluating.losses import RecordLosses
 from hftune.tools.evaluating.results import RECORDS, is_evaluation, lines_of, results
 from hftune.tools.reporting.stages import EVALUATED, RESULTS
@@ -232,10 +232,9 @@ def _answers(work: Work, talker: Talker) -> Callable[[str], Iterable[Line]]:
         places = work.of(part)
         found = answer([work.asked[place] for place in places], max_new_tokens=args.max_new_tokens, do_sample=False)
         for place, one in zip(places, found, strict=True):
-            record, message = work.asked[place], one.message
-            said = Said(message["content"], message.get("tool_calls") or (), one.ended)
-            told = scores(work.answer_tasks, said, record.right, record.tools)
-            yield {**work.named(place), "answer": message, "ended": one.ended, "scores": told}
+            record = work.asked[place]
+            told = scores(work.answer_tasks, one.message, record.right, record.tools)
+            yield {**work.named(place), "answer": one.message, "ended": one.ended, "scores": told}
 
     return make
 

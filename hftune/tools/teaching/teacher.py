@@ -78,7 +78,7 @@ class Teacher:
         if isinstance(said, TopTargets):
             if (few := int((said.ids >= 0).sum(1).min())) < shard.k:
                 fix = f"give --teacher_top_k {few}"
-                raise self.source.server.server.error(f"the server gives {few} of {shard.k} tokens at a place", fix)
+                raise self.source.server.error(f"the server gives {few} of {shard.k} tokens at a place", fix)
             shard.write(places, said.ids.cpu().numpy(), said.log_probs.cpu().numpy())
             return
         step = max(1, CHUNK_BYTES.get(self.device.type, 2**28) // (4 * self.vocabulary))

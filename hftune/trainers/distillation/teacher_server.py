@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Iterator, Sequence
 from multiprocessing import TimeoutError as NotYet
 from multiprocessing.pool import ThreadPool
@@ -21,7 +20,7 @@ from hftune.distributed import phases
 from hftune.errors import shown
 from hftune.logging import notice
 from hftune.opening.files import MIB
-from hftune.opening.json_server import JsonServer
+from hftune.opening.json_server import ModelServer
 from hftune.preflight.teachers import SERVER
 from hftune.trainers.distillation.loading import GOLD, SAMPLES
 
@@ -42,12 +41,10 @@ _ABOVE = 1e-2
 _FIX = "give a server of the same tokenizer that returns prompt_logprobs by token ids (vllm serve)"
 
 
-class TeacherServer:
+class TeacherServer(ModelServer):
     """What a server says of texts.
 
     Args:
-        url: Its address, with `/v1` or without.
-        name: Of the model there; None: the only one.
         k: Tokens asked for at each place.
 
     Attributes:
@@ -55,26 +52,8 @@ class TeacherServer:
     """
 
     def __init__(self, url: str, name: str | None, k: int, timeout: float = 300.0) -> None:
-        key = os.environ.get(KEY_VARIABLE) or None
-        address = url.rstrip("/") + ("" if url.rstrip("/").endswith("/v1") else "/v1")
-        self.server = JsonServer(address, SERVER, key=key, variable=KEY_VARIABLE, timeout=timeout)
-        self.given_name, self.k, self.patience = name, k, _PATIENCE
-
-    @functools.cached_property
-    def name(self) -> str:
-        """Of the model.
-
-        Raises:
-            ArgumentError: Several are served and none was named.
-        """
-        if self.given_name:
-            return self.given_name
-        found = self.server.ask("/models", limit=MIB, patience=self.patience).get("data")
-        names = [one.get("id") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-        if len(names) != 1 or not isinstance(names[0], str):
-            fix = "name one with --teacher_model"
-            raise self.server.error(f"it serves {len(names)} models: {shown(', '.join(map(str, names)), 200)}", fix)
-        return names[0]
+        super().__init__(url, SERVER, name, "--teacher_model", KEY_VARIABLE, timeout=timeout)
+        self.k, self.patience = k, _PATIENCE
 
     def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Compare its tokenizer with the student's, and learn how many tokens it gives.
@@ -89,15 +68,15 @@ class TeacherServer:
         if found[1 - len(own) :] != own[1:]:
             count = len(found) + 1
             cause = f"the server has another tokenizer: of a probe text it makes {count} tokens, the student "
-            raise self.server.error(cause + (str(len(own)) if count != len(own) else "others"), GOLD)
+            raise self.error(cause + (str(len(own)) if count != len(own) else "others"), GOLD)
         ((ids, log_probs),) = self.said([own])
         self.k = int((ids >= 0).sum(axis=1).max())
         lost = float(np.clip(1 - np.where(ids >= 0, np.exp(log_probs), 0).sum(axis=1), 0, 1).mean())
         notice(
-            f"the teacher is {self.name} at {self.server.url}: the {self.k} most likely tokens count one by one, all "
+            f"the teacher is {self.name} at {self.url}: the {self.k} most likely tokens count one by one, all "
             f"others as one ({lost:.2g} of the probability of a probe text)"
         )
-        self.patience = self.server.timeout
+        self.patience = self.timeout
 
     def said(self, texts: Sequence[list[int]]) -> Iterator[Said]:
         """What it says of texts, each of two tokens at least, in their order; they are asked about side by side.
@@ -136,7 +115,7 @@ class TeacherServer:
         # One token more than is wanted: vLLM makes no answer without any.
         body |= {"prompt_logprobs": k, "max_tokens": 1}
         limit = 4 * MIB + len(prompt) * (k + 2) * _ENTRY_BYTES
-        choices = self.server.ask("/completions", body, limit=limit, patience=self.patience).get("choices")
+        choices = self.ask("/completions", body, limit=limit, patience=self.patience).get("choices")
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
             self._unusable("it holds no answer")
         entries = choices[0].get("prompt_logprobs")
@@ -172,7 +151,7 @@ class TeacherServer:
         return float(value)
 
     def _unusable(self, cause: str) -> NoReturn:
-        raise self.server.error(f"the server's answer cannot be used: {cause}", _FIX)
+        raise self.error(f"the server's answer cannot be used: {cause}", _FIX)
 
 
 @functools.lru_cache(maxsize=4)

@@ -95,7 +95,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         ends = torch.tensor([*self.eos_token_ids, self.processing_class.pad_token_id], device=self.accelerator.device)
         last = torch.tensor([ids[-1] for ids in completion_ids], device=self.accelerator.device)
         ended = torch.isin(last, ends)
-        scores, scored = self._scores(rewards, len(prompts), ended)
+        scores, scored = self._scores(ended)
         return Answers(
             **tokens,
             logps=logps,
@@ -223,12 +223,10 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         with use_adapter(plain, adapter_name=name) if is_adapter else nullcontext():
             return self._in_pieces(self.model, tokens)[0]
 
-    def _scores(self, rewards: torch.Tensor, rows: int, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's weighted sums of rewards (all ranks' come in), and which of them mean anything."""
-        first = self.accelerator.process_index * rows
-        own = rewards[first : first + rows]
-        scored = ~own.isnan().all(dim=1)
-        scores = (own * self.reward_weights.to(own.device)).nansum(dim=1)
+    def _scores(self, ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's scores, clipped and less the penalty for a missing end, and which of them mean anything."""
+        own = self.own_scores(len(ended))
+        scored, scores = ~own.isnan(), own.nan_to_num()
         if self.reward_clip_range:
             scores = scores.clamp(min=self.reward_clip_range[0], max=self.reward_clip_range[1])
         if self.args.missing_eos_penalty is not None:

@@ -58,19 +58,16 @@ def whiten(
 def kl_estimate(logps: torch.Tensor, other: torch.Tensor, kind: str) -> torch.Tensor:
     """Estimate of KL(policy || other) a token, for tokens drawn from the policy (joschu.net/blog/kl-approx).
 
-    With x = log other - log policy: k1 = -x (unbiased, of either sign), k2 = x^2 / 2 (biased, small variance),
-    k3 = e^x - 1 - x (unbiased, never negative).
+    With x = log other - log policy: k1 = -x (of either sign), k3 = e^x - 1 - x (never negative); both are unbiased.
 
     Args:
         logps: Log-probabilities of the drawn tokens under the policy, any shape.
         other: Those under the reference, of the same shape.
-        kind: "k1", "k2" or "k3".
+        kind: "k1" or "k3".
     """
     x = other - logps
     if kind == "k1":
         return -x
-    if kind == "k2":
-        return x**2 / 2
     assert kind == "k3", kind
     # expm1: near 0 the difference of exp(x) and 1 would lose all digits.
     return torch.expm1(x) - x

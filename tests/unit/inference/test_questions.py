@@ -9,7 +9,7 @@ import pytest
 
 from hftune.data.readers.files import Row
 from hftune.inference.questions import question_of, rows_of
-from hftune.tools.evaluating.answer_scores import Said, scores
+from hftune.tools.evaluating.answer_scores import scores
 
 
 @pytest.mark.parametrize(("most", "there"), [(None, 3), (-1, 3), (2, 2), (9, 3)])
@@ -31,4 +31,4 @@ def test_each_of_several_right_answers_is_right() -> None:
     record = {"prompt": [{"role": "user", "content": "?"}], "answer": ["NYC", "New York"]}
     right = question_of(Row(record, "a.jsonl", 1)).right
     said = ["The answer is New York.", "The answer is Boston."]
-    assert [scores(["math"], Said(one), right, None)["math"] for one in said] == [1.0, 0.0]
+    assert [scores(["math"], {"content": one}, right, None)["math"] for one in said] == [1.0, 0.0]

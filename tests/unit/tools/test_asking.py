@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from hftune.checkpoints.manifest import COMPLETE, read_manifest, write_manifest
 from hftune.cli import dispatch
@@ -21,28 +19,16 @@ from hftune.digests import changed_files
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notices
 from hftune.tools.reporting.stages import ASKED
+from tests.unit.tools import alone
 
 pytestmark = pytest.mark.long
 
 QUESTIONS = ["What is 2 plus 3?", "Why?"]
 
 
-@pytest.fixture(scope="module")
-def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An adapter that changes what the tiny model says, and a reward model."""
-    folder = tmp_path_factory.mktemp("models")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    torch.manual_seed(5)
-    adapted = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
-    )
-    adapted.save_pretrained(folder / "adapter")
-    reward = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
-    reward.score.weight.data.normal_()
-    reward.save_pretrained(folder / "reward")
-    for name in ("adapter", "reward"):
-        tokenizer.save_pretrained(folder / name)
-    return {name: folder / name for name in ("adapter", "reward")} | {"base": tiny_model}
+@pytest.fixture
+def models(tiny_model: Path, tiny_adapter: Path, tiny_rewards: dict[str, Path]) -> dict[str, Path]:
+    return {"base": tiny_model, "adapter": tiny_adapter, "reward": tiny_rewards["score"]}
 
 
 def asked(folder: Path, *flags: object) -> dict[str, Any]:
@@ -50,17 +36,11 @@ def asked(folder: Path, *flags: object) -> dict[str, Any]:
     return json.loads((folder / "answers.json").read_text())
 
 
-def alone(model: Any, folder: Path, question: str) -> str:
-    """What plain transformers and peft say, one question at a time."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    chat = [{"role": "user", "content": question}]
-    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    with torch.no_grad():
-        said = model.eval().generate(**ids, max_new_tokens=6, do_sample=False)
-    return tokenizer.decode(said[0, ids["input_ids"].shape[1] :], skip_special_tokens=True).rstrip("\ufffd").strip()
+def said_alone(model: Any, folder: Path, question: str) -> str:
+    return alone.answer(model, folder, [{"role": "user", "content": question}], 6)
 
 
-def test_models_answer_as_they_would_alone(models: dict[str, Path], tmp_path: Path) -> None:
+def test_models_answer_as_they_would_said_alone(models: dict[str, Path], tmp_path: Path) -> None:
     file = tmp_path / "more.jsonl"
     file.write_text('{"prompt": "Why?"}\n')
     names = [str(models["base"]), str(models["adapter"])]
@@ -69,10 +49,14 @@ def test_models_answer_as_they_would_alone(models: dict[str, Path], tmp_path: Pa
     from peft import PeftModel
 
     base = AutoModelForCausalLM.from_pretrained(models["base"])
-    wanted = [alone(base, models["base"], question) for question in QUESTIONS]
+    wanted = [said_alone(base, models["base"], question) for question in QUESTIONS]
     assert found["answers"][names[0]] == wanted
     adapted = PeftModel.from_pretrained(base, str(models["adapter"]))
-    assert found["answers"][names[1]] == [alone(adapted, models["base"], question) for question in QUESTIONS] != wanted
+    assert (
+        found["answers"][names[1]]
+        == [said_alone(adapted, models["base"], question) for question in QUESTIONS]
+        != wanted
+    )
 
 
 def test_questions_from_files(models: dict[str, Path], tmp_path: Path) -> None:
@@ -100,14 +84,10 @@ def test_rewards_and_what_is_printed(
 ) -> None:
     flags = ("--models", models["base"], "--reward_model_path", models["reward"], "--questions", *QUESTIONS)
     found = asked(tmp_path, *flags)
-    tokenizer = AutoTokenizer.from_pretrained(models["reward"])
-    scorer = AutoModelForSequenceClassification.from_pretrained(models["reward"])
-    for question, answer, reward in zip(
-        QUESTIONS, found["answers"][str(models["base"])], found["rewards"][str(models["base"])], strict=True
-    ):
+    name = str(models["base"])
+    for question, answer, reward in zip(QUESTIONS, found["answers"][name], found["rewards"][name], strict=True):
         chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        ids = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)
-        assert reward == pytest.approx(scorer(**ids).logits.item(), abs=1e-5)
+        assert reward == pytest.approx(alone.score(models["reward"], chat), abs=1e-5)
     printed = capsys.readouterr().out
     assert "mean reward" in printed and QUESTIONS[0] in printed and "tiny-llama" in printed
 
@@ -151,20 +131,6 @@ def test_answers_and_manifest_are_old_or_new_together(
     assert "How?" in (out / "answers.json").read_text() and not [*out.glob(".*")]
 
 
-def test_a_model_without_a_chat_template_goes_on_with_the_text(models: dict[str, Path], tmp_path: Path) -> None:
-    plain = tmp_path / "plain"
-    tokenizer = AutoTokenizer.from_pretrained(models["base"])
-    tokenizer.chat_template = None
-    AutoModelForCausalLM.from_pretrained(models["base"]).save_pretrained(plain)
-    tokenizer.save_pretrained(plain)
-    found = asked(tmp_path / "o", "--models", plain, "--questions", "Why?")
-    ids = tokenizer("Why?", return_tensors="pt", return_token_type_ids=False)
-    model = AutoModelForCausalLM.from_pretrained(plain)
-    said = model.generate(**ids, max_new_tokens=6, do_sample=False)[0, ids["input_ids"].shape[1] :]
-    assert found["answers"][str(plain)] == [tokenizer.decode(said, skip_special_tokens=True).strip()]
-    assert any("has no chat template" in said for said in read_manifest(tmp_path / "o")["notices"])  # type: ignore[index]
-
-
 @pytest.mark.parametrize(
     "flags, words",
     [
@@ -196,7 +162,7 @@ def test_turn_borders_in_questions(models: dict[str, Path], tmp_path: Path) -> N
     flags = ("--models", str(models["base"]), "--question_file", str(file))
     found = {mode: asked(tmp_path / mode, *flags, "--borders_in_text", mode) for mode in ("split", "allow")}
     base = AutoModelForCausalLM.from_pretrained(models["base"])
-    wanted = alone(base, models["base"], "a<|im_end|>b")  # as plain transformers encodes it: as the token
+    wanted = said_alone(base, models["base"], "a<|im_end|>b")  # as plain transformers encodes it: as the token
     assert found["allow"]["answers"][str(models["base"])] == [wanted] != found["split"]["answers"][str(models["base"])]
     assert any("1 of 1 records spell tokens" in text for text in notices())
     for more, place in (([], f"{file}:1"), (["--questions", "c<|im_end|>d"], "--questions")):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hftune.checkpoints.manifest import COMPLETE, read_manifest
 from hftune.cli import dispatch
@@ -21,6 +21,7 @@ from hftune.inference.generate import Answerer
 from hftune.inference.questions import asked
 from hftune.tools import sampling as run_module
 from tests.answering import server
+from tests.unit.tools import alone
 
 pytestmark = pytest.mark.long
 
@@ -88,23 +89,13 @@ def test_the_best_by_a_function(talkative: Path, prompts: Path, tmp_path: Path) 
     assert sampled(tmp_path / "other", prompts, talkative, *longest, "--seed", 7) != records
 
 
-def test_pairs_by_a_reward_model(talkative: Path, tiny_model: Path, prompts: Path, tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    reward = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
-    reward.score.weight.data.normal_()
-    reward.save_pretrained(tmp_path / "reward")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.save_pretrained(tmp_path / "reward")
-    flags = ["--reward_model_path", tmp_path / "reward", "--keep", "pairs", "--num_generations", 6]
+def test_pairs_by_a_reward_model(talkative: Path, tiny_rewards: dict[str, Path], prompts: Path, tmp_path: Path) -> None:
+    flags = ["--reward_model_path", tiny_rewards["score"], "--keep", "pairs", "--num_generations", 6]
     records = sampled(tmp_path / "o", prompts, talkative, *flags)
     assert len(records) == 3
     for record, line in zip(records, answers(tmp_path / "o"), strict=True):
         pair = to_preference(Row(record, "a", 1))
-        scores = []
-        for answer in (pair.chosen, pair.rejected):
-            ids = tokenizer.apply_chat_template([*pair.prompt, *answer], return_tensors="pt", return_dict=True)
-            with torch.no_grad():
-                scores.append(float(reward.eval()(**ids).logits[0, 0]))
+        scores = [alone.score(tiny_rewards["score"], [*pair.prompt, *said]) for said in (pair.chosen, pair.rejected)]
         known = [one["score"] for one in line["answers"] if one["ended"] and one["score"] is not None]
         assert scores == pytest.approx([max(known), min(known)], abs=1e-4)
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from hftune.arguments.asking import ScoreArguments
-from hftune.checkpoints.reward_scale import RewardScale
 from hftune.cli import dispatch
 from hftune.data.encode_rewards import ScoringEncoder
 from hftune.errors import ArgumentError, DataError, UserError
@@ -22,28 +21,11 @@ from hftune.tools.scoring import score
 from hftune.trainers.rewards.loading import load_rewards
 from hftune.trainers.rewards.score_batches import StepReward
 from tests.unit.data.helpers import row
+from tests.unit.tools import alone
 
-SCALE = RewardScale(0.25, 0.5, 10, "held-out records")
 CHAT = {"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c\nd e f"}]}
 PAIR = {"prompt": "Why? " * 20, "chosen": "So.", "rejected": "No idea, really.\nNone.", "extra": [1, None]}
 STEPS = {"problem": "q", "steps": ["one", "two", "three"], "label": 1}
-
-
-@pytest.fixture(scope="module")
-def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An outcome and a process reward model as folders, with a scale."""
-    found = {}
-    kinds: dict[str, Any] = {"score": AutoModelForSequenceClassification, "steps": AutoModelForTokenClassification}
-    for labels, (kind, auto) in enumerate(kinds.items(), start=1):
-        folder = tmp_path_factory.mktemp(kind)
-        torch.manual_seed(3)
-        model = auto.from_pretrained(tiny_model, num_labels=labels)
-        model.score.weight.data.normal_()
-        model.config.reward_scale = SCALE.to_dict()
-        model.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
-        found[kind] = folder
-    return found
 
 
 def scored(model: Path, records: list[dict[str, Any]], folder: Path, **settings: Any) -> list[dict[str, Any]]:
@@ -54,68 +36,60 @@ def scored(model: Path, records: list[dict[str, Any]], folder: Path, **settings:
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
-def alone(model: Path, messages: list[dict[str, str]]) -> float:
-    """What plain transformers gives one conversation."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True)
-    with torch.no_grad():
-        return AutoModelForSequenceClassification.from_pretrained(model)(**ids).logits.item()
-
-
 @pytest.mark.parametrize("batch_tokens", [1, 100, 8192])
-def test_conversations_and_pairs(models: dict[str, Path], tmp_path: Path, batch_tokens: int) -> None:
-    chat, pair, again = scored(models["score"], [CHAT, PAIR, CHAT], tmp_path, batch_tokens=batch_tokens)
-    assert chat["score"] == pytest.approx(alone(models["score"], CHAT["messages"]), abs=1e-5)
+def test_conversations_and_pairs(tiny_rewards: dict[str, Path], tmp_path: Path, batch_tokens: int) -> None:
+    chat, pair, again = scored(tiny_rewards["score"], [CHAT, PAIR, CHAT], tmp_path, batch_tokens=batch_tokens)
+    assert chat["score"] == pytest.approx(alone.score(tiny_rewards["score"], CHAT["messages"]), abs=1e-5)
     assert again == chat and chat["messages"] == CHAT["messages"]
     asked = {"role": "user", "content": PAIR["prompt"]}
     for side in ("chosen", "rejected"):
-        wanted = alone(models["score"], [asked, {"role": "assistant", "content": PAIR[side]}])
+        wanted = alone.score(tiny_rewards["score"], [asked, {"role": "assistant", "content": PAIR[side]}])
         assert pair[f"score_{side}"] == pytest.approx(wanted, abs=1e-5)
         assert pair[f"normalized_score_{side}"] == pytest.approx((wanted - 0.25) / 0.5, abs=1e-5)
     assert pair["extra"] == [1, None]
 
 
-def test_steps(models: dict[str, Path], tmp_path: Path) -> None:
-    given, split, pair = scored(models["steps"], [STEPS, CHAT, PAIR], tmp_path)
+def test_steps(tiny_rewards: dict[str, Path], tmp_path: Path) -> None:
+    given, split, pair = scored(tiny_rewards["steps"], [STEPS, CHAT, PAIR], tmp_path)
     assert len(given["step_scores"]) == 3 and len(split["step_scores"]) == 2
     assert [len(pair[f"step_scores_{side}"]) for side in ("chosen", "rejected")] == [1, 2]
     assert given["score"] == min(given["step_scores"]) and 0 < given["score"] < 1
     # The same as the classes of the tokens at which the steps end.
-    one = ScoringEncoder(AutoTokenizer.from_pretrained(models["steps"]), steps=True)(row(**STEPS))[0]
-    model = AutoModelForTokenClassification.from_pretrained(models["steps"])
+    one = ScoringEncoder(AutoTokenizer.from_pretrained(tiny_rewards["steps"]), steps=True)(row(**STEPS))[0]
+    model = AutoModelForTokenClassification.from_pretrained(tiny_rewards["steps"])
     with torch.no_grad():
         right = model(torch.tensor([one.ids])).logits[0, one.ends].softmax(-1)[:, 1]
     assert given["step_scores"] == pytest.approx(right.tolist(), abs=1e-6)
 
 
-def test_an_outcome_model_scores_an_answer_in_steps_as_a_whole(models: dict[str, Path], tmp_path: Path) -> None:
-    (found,) = scored(models["score"], [STEPS], tmp_path)
+def test_an_outcome_model_scores_an_answer_in_steps_as_a_whole(tiny_rewards: dict[str, Path], tmp_path: Path) -> None:
+    (found,) = scored(tiny_rewards["score"], [STEPS], tmp_path)
     said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "one\ntwo\nthree"}]
-    assert found["score"] == pytest.approx(alone(models["score"], said), abs=1e-5)
+    assert found["score"] == pytest.approx(alone.score(tiny_rewards["score"], said), abs=1e-5)
 
 
-def test_long_conversations_lose_their_beginning(models: dict[str, Path], tmp_path: Path) -> None:
-    whole, cut = (scored(models["score"], [PAIR], tmp_path, max_length=length)[0] for length in (None, 12))
+def test_long_conversations_lose_their_beginning(tiny_rewards: dict[str, Path], tmp_path: Path) -> None:
+    whole, cut = (scored(tiny_rewards["score"], [PAIR], tmp_path, max_length=length)[0] for length in (None, 12))
     assert whole["score_chosen"] != cut["score_chosen"]
-    tokenizer = AutoTokenizer.from_pretrained(models["score"])
+    tokenizer = AutoTokenizer.from_pretrained(tiny_rewards["score"])
     one = ScoringEncoder(tokenizer, steps=False, max_length=12)(row(**PAIR))[0]
     assert one.truncated and tokenizer.decode(one.ids).endswith("So.<|im_end|>\n")
 
 
-def test_bad_records(models: dict[str, Path], tmp_path: Path) -> None:
+def test_bad_records(tiny_rewards: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        scored(models["score"], [CHAT, {"nothing": 1}], tmp_path)
+        scored(tiny_rewards["score"], [CHAT, {"nothing": 1}], tmp_path)
     assert caught.value.place.endswith("in.jsonl:2")
     assert os.listdir(tmp_path) == ["in.jsonl"]
-    assert len(scored(models["score"], [CHAT, {"nothing": 1}, CHAT], tmp_path, on_bad_record="drop")) == 2
+    assert len(scored(tiny_rewards["score"], [CHAT, {"nothing": 1}, CHAT], tmp_path, on_bad_record="drop")) == 2
 
 
-def test_errors_before_anything_loads(models: dict[str, Path], tiny_model: Path, tmp_path: Path) -> None:
+def test_errors_before_anything_loads(tiny_rewards: dict[str, Path], tiny_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text(json.dumps(CHAT) + "\n")
     with pytest.raises(UserError, match="no reward model was named"):
         dispatch(["score", str(file)])
-    command = ["score", str(file), "--model", str(models["score"]), "--overwrite_output", "--output"]
+    command = ["score", str(file), "--model", str(tiny_rewards["score"]), "--overwrite_output", "--output"]
     os.link(file, tmp_path / "second")
     (tmp_path / "link").symlink_to(file)
     for output in (file, tmp_path / "second", tmp_path / "link"):
@@ -129,11 +103,11 @@ def test_errors_before_anything_loads(models: dict[str, Path], tiny_model: Path,
 
 
 def test_the_command_writes_to_standard_output(
-    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_rewards: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text(json.dumps(CHAT) + "\n")
-    dispatch(["score", str(file), "--model", str(models["score"])])
+    dispatch(["score", str(file), "--model", str(tiny_rewards["score"])])
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["messages"] == CHAT["messages"]
 
@@ -154,50 +128,50 @@ class Auto:
     dtype = "auto"
 
 
-def test_rl_starts_from_the_scale(models: dict[str, Path]) -> None:
+def test_rl_starts_from_the_scale(tiny_rewards: dict[str, Path]) -> None:
     inputs = {"input_ids": torch.arange(3, 19)[None]}
-    (plain,), _ = load_rewards(Rewards(models["score"], False), Auto())
-    (scaled,), _ = load_rewards(Rewards(models["score"], True), Auto())
+    (plain,), _ = load_rewards(Rewards(tiny_rewards["score"], False), Auto())
+    (scaled,), _ = load_rewards(Rewards(tiny_rewards["score"], True), Auto())
     with torch.no_grad():
         torch.testing.assert_close(scaled(**inputs).logits, (plain(**inputs).logits - 0.25) / 0.5)
     assert torch.equal(plain.score.weight, scaled.score.weight)
 
 
-def test_a_process_model_is_a_reward_function(models: dict[str, Path], tmp_path: Path) -> None:
-    (reward,), (tokenizer,) = load_rewards(Rewards(models["steps"], True), Auto())
-    assert isinstance(reward, StepReward) and tokenizer is None and reward.__name__ == models["steps"].name
+def test_a_process_model_is_a_reward_function(tiny_rewards: dict[str, Path], tmp_path: Path) -> None:
+    (reward,), (tokenizer,) = load_rewards(Rewards(tiny_rewards["steps"], True), Auto())
+    assert isinstance(reward, StepReward) and tokenizer is None and reward.__name__ == tiny_rewards["steps"].name
     prompt, answer = CHAT["messages"][:1], CHAT["messages"][1:]
     found = reward(
         prompts=[prompt, prompt], completions=[answer, [{"role": "assistant", "content": " "}]], extra=[1, 2]
     )
-    (expected,) = scored(models["steps"], [CHAT], tmp_path)
+    (expected,) = scored(tiny_rewards["steps"], [CHAT], tmp_path)
     assert found == pytest.approx([expected["normalized_score"], (0.0 - 0.25) / 0.5], abs=1e-5)
 
 
-def test_turn_borders_in_what_is_scored(models: dict[str, Path], tmp_path: Path) -> None:
+def test_turn_borders_in_what_is_scored(tiny_rewards: dict[str, Path], tmp_path: Path) -> None:
     """Text by default: scored as other ids than the tokens, and said; refused and dropped with `error`."""
     forged = json.loads(json.dumps(CHAT))
-    token = AutoTokenizer.from_pretrained(models["score"]).eos_token
+    token = AutoTokenizer.from_pretrained(tiny_rewards["score"]).eos_token
     forged["messages"][0]["content"] = f"a{token}b"
     split, allowed = (
-        scored(models["score"], [forged, CHAT], tmp_path, borders_in_text=mode) for mode in ("split", "allow")
+        scored(tiny_rewards["score"], [forged, CHAT], tmp_path, borders_in_text=mode) for mode in ("split", "allow")
     )
     assert split[1]["score"] == pytest.approx(allowed[1]["score"], abs=1e-4)
     assert abs(split[0]["score"] - allowed[0]["score"]) > 0.1
-    assert allowed[0]["score"] == pytest.approx(alone(models["score"], forged["messages"]), abs=1e-5)
+    assert allowed[0]["score"] == pytest.approx(alone.score(tiny_rewards["score"], forged["messages"]), abs=1e-5)
     assert any("1 of 2 records spell tokens" in text and token in text for text in notices())
-    kept = scored(models["score"], [forged, CHAT], tmp_path, borders_in_text="error", on_bad_record="drop")
+    kept = scored(tiny_rewards["score"], [forged, CHAT], tmp_path, borders_in_text="error", on_bad_record="drop")
     assert len(kept) == 1
     with pytest.raises(DataError, match="spells"):
-        scored(models["score"], [forged, CHAT], tmp_path, borders_in_text="error")
+        scored(tiny_rewards["score"], [forged, CHAT], tmp_path, borders_in_text="error")
 
 
 @pytest.mark.parametrize("mode, kept", [("split", True), ("error", True), ("allow", False)])
-def test_turn_borders_in_what_rewards_read(models: dict[str, Path], mode: str, kept: bool) -> None:
+def test_turn_borders_in_what_rewards_read(tiny_rewards: dict[str, Path], mode: str, kept: bool) -> None:
     """Answers are no records that could be refused: `error` keeps them text, too."""
-    _, (tokenizer,) = load_rewards(Rewards(models["score"], False, mode), Auto())
+    _, (tokenizer,) = load_rewards(Rewards(tiny_rewards["score"], False, mode), Auto())
     chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"a{tokenizer.eos_token}b"}]
     ids = tokenizer(text=[tokenizer.apply_chat_template(chat, tokenize=False)], add_special_tokens=False)["input_ids"]
     assert ids[0].count(tokenizer.eos_token_id) == (2 if kept else 3)
-    (steps,), _ = load_rewards(Rewards(models["steps"], False, mode), Auto())
+    (steps,), _ = load_rewards(Rewards(tiny_rewards["steps"], False, mode), Auto())
     assert isinstance(steps, StepReward) and steps.conversations.guard.mode == ("split" if kept else "allow")

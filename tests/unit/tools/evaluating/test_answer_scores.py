@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hftune.tools.evaluating.answer_scores import Said, missing_libraries, scores
+from hftune.data.messages import Message
+from hftune.tools.evaluating.answer_scores import missing_libraries, scores
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -20,11 +21,11 @@ TOOLS: list[dict[str, Any]] = [
 
 
 def one(task: str, text: str, right: str | None = None) -> float | None:
-    return scores([task], Said(text), right, None).get(task)
+    return scores([task], {"content": text}, right, None).get(task)
 
 
-def call(name: str, **arguments: Any) -> Said:
-    return Said("", [{"type": "function", "function": {"name": name, "arguments": arguments}}])
+def call(name: str, **arguments: Any) -> Message:
+    return {"content": "", "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}]}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_scores(task: str, text: str, right: str | None, score: float) -> None:
 
 def test_what_does_not_apply_has_no_score() -> None:
     assert one("exact_match", "a") is None and one("tool_calls", "a") is None
-    assert scores([], Said("a"), "a", TOOLS) == {}
+    assert scores([], {"content": "a"}, "a", TOOLS) == {}
 
 
 @pytest.mark.parametrize(
@@ -58,10 +59,10 @@ def test_what_does_not_apply_has_no_score() -> None:
         (call("weather", day="Monday"), 0.0),
         (call("weather", city="Rome", mood="good"), 0.0),
         (call("time", city="Rome"), 0.0),
-        (Said("It rains."), 0.0),
+        ({"content": "It rains."}, 0.0),
     ],
 )
-def test_calls_are_of_what_is_offered(said: Said, score: float) -> None:
+def test_calls_are_of_what_is_offered(said: Message, score: float) -> None:
     assert scores(["tool_calls"], said, None, TOOLS) == {"tool_calls": score}
 
 
@@ -69,7 +70,7 @@ def test_texts_are_compared_by_the_libraries() -> None:
     sacrebleu = pytest.importorskip("sacrebleu")
     rouge = pytest.importorskip("rouge_score.rouge_scorer")
     text, right = "The egg boils for ten minutes.", "The egg is boiled for eight minutes."
-    found = scores(["bleu", "chrf", "rouge"], Said(text), right, None)
+    found = scores(["bleu", "chrf", "rouge"], {"content": text}, right, None)
     assert found["bleu"] == pytest.approx(sacrebleu.sentence_bleu(text, [right]).score)
     assert found["chrf"] == pytest.approx(sacrebleu.sentence_chrf(text, [right]).score)
     assert found["rouge"] == pytest.approx(rouge.RougeScorer(["rougeL"]).score(right, text)["rougeL"].fmeasure)

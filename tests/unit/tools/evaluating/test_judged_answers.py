@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hftune.arguments.asking import EvaluateArguments
 from hftune.inference.results import Parts
 from hftune.tools.evaluating import run as run_module
 from hftune.tools.evaluating.run import Work, judge_answers
 from tests.answering import server
+from tests.unit.tools import alone
 
 RECORDS = [
     {"prompt": "What is 1 plus 1?", "answer": "2"},
@@ -76,16 +75,9 @@ def test_a_judge_compares_with_the_records_own_answer(parts: Parts, tmp_path: Pa
     assert not parts.has("0-reward-0"), "it was not asked for"
 
 
-def test_a_reward_model_scores_question_and_answer(parts: Parts, tiny_model: Path, tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    reward = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
-    reward.score.weight.data.normal_()
-    reward.save_pretrained(tmp_path / "reward")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.save_pretrained(tmp_path / "reward")
-    judge_answers(
-        work(tmp_path, eval_tasks=["reward"], reward_model_path=str(tmp_path / "reward"), use_cpu=True), parts
-    )
+def test_a_reward_model_scores_question_and_answer(parts: Parts, tiny_rewards: dict[str, Path], tmp_path: Path) -> None:
+    reward = tiny_rewards["score"]
+    judge_answers(work(tmp_path, eval_tasks=["reward"], reward_model_path=str(reward), use_cpu=True), parts)
     found = parts.read(["0-reward-0", "0-reward-2", "1-reward-0", "1-reward-2"])
     assert [line["record"] for line in found] == [f"a.jsonl:{n}" for n in (1, 2, 3)] * 2
     questions = ["What is 1 plus 1?", "Say anything.", "Why?"]
@@ -94,7 +86,4 @@ def test_a_reward_model_scores_question_and_answer(parts: Parts, tiny_model: Pat
             {"role": "user", "content": questions[place % 3]},
             {"role": "assistant", "content": f"{place // 3}{place % 3}"},
         ]
-        ids = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)
-        with torch.no_grad():
-            wanted = float(reward.eval()(**ids).logits[0, 0])
-        assert line["scores"] == {"reward": pytest.approx(wanted, abs=1e-4)}
+        assert line["scores"] == {"reward": pytest.approx(alone.score(reward, chat), abs=1e-4)}

@@ -12,7 +12,7 @@ import pytest
 
 from hftune.errors import UserError
 from hftune.logging import notices
-from hftune.tools.evaluating.results import RECORDS, difference, figure, lines_of, lines_of_results, results
+from hftune.tools.evaluating.results import RECORDS, figure, lines_of, lines_of_results, results
 
 LINE = {"model": "m", "record": "d:1", "source": "d", "weight": 3, "scores": {"loss": 0.5}}
 
@@ -69,25 +69,26 @@ def test_other_contents_in_the_same_places_are_no_pair() -> None:
 
 def test_the_mean_is_weighted_by_tokens() -> None:
     found = figure([1.0, 4.0], [3, 1])
-    assert found.value == pytest.approx(1.75) and found.records == 2
+    assert found["value"] == pytest.approx(1.75) and found["records"] == 2
     # A sample of two records has one of them twice, or both: the ends of the interval are those of the records.
-    assert (found.low, found.high) == (1.0, 4.0)
+    assert (found["low"], found["high"]) == (1.0, 4.0)
 
 
 def test_an_interval_of_many_coins_is_the_normal_one() -> None:
     found = figure([1.0] * 150 + [0.0] * 350)
-    assert found.value == pytest.approx(0.3)
+    assert found["value"] == pytest.approx(0.3)
     half = 1.96 * math.sqrt(0.3 * 0.7 / 500)
-    assert found.low == pytest.approx(0.3 - half, abs=0.004) and found.high == pytest.approx(0.3 + half, abs=0.004)
+    assert [found["low"], found["high"]] == pytest.approx([0.3 - half, 0.3 + half], abs=0.004)
 
 
 def test_what_is_hard_for_both_does_not_widen_a_difference() -> None:
     random = np.random.default_rng(2)
     theirs = random.normal(0, 10, 200)
     ours = theirs + random.normal(0.5, 0.1, 200)
-    found = difference(ours.tolist(), theirs.tolist())
-    assert 0.45 < found.low < found.value < found.high < 0.55
-    assert figure(ours.tolist()).high - figure(ours.tolist()).low > 1
+    found = figure((ours - theirs).tolist())
+    assert 0.45 < found["low"] < found["value"] < found["high"] < 0.55
+    own = figure(ours.tolist())
+    assert own["high"] - own["low"] > 1
 
 
 def sample(number: int, kind: str = "none", **metrics: Any) -> dict[str, Any]:

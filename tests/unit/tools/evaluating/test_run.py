@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,6 +22,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.tools.evaluating import run as run_module
 from hftune.tools.evaluating.losses import RecordLosses
+from tests.unit.tools import alone
 
 pytestmark = pytest.mark.long
 
@@ -49,16 +50,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def adapter(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "adapter"
-    torch.manual_seed(5)
-    base = AutoModelForCausalLM.from_pretrained(tiny_model)
-    get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
-    return folder
-
-
 def evaluated(folder: Path, data: Path, *flags: object) -> dict[str, Any]:
     more = ["--validation_file_dir", data, "--output_dir", folder, "--max_new_tokens", 4]
     dispatch(["evaluate", *map(str, [*flags, *more])])
@@ -81,13 +72,13 @@ def losses_of(model: Any, folder: Path) -> list[tuple[float, int]]:
     return found
 
 
-def test_losses_are_those_of_sft(tiny_model: Path, adapter: Path, data: Path, tmp_path: Path) -> None:
-    found = evaluated(tmp_path / "o", data, tiny_model, adapter, "--eval_tasks", "loss", "--against", tiny_model)
+def test_losses_are_those_of_sft(tiny_model: Path, tiny_adapter: Path, data: Path, tmp_path: Path) -> None:
+    found = evaluated(tmp_path / "o", data, tiny_model, tiny_adapter, "--eval_tasks", "loss", "--against", tiny_model)
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
     wanted = {str(tiny_model): losses_of(base, tiny_model)}
     from peft import PeftModel
 
-    wanted[str(adapter)] = losses_of(PeftModel.from_pretrained(base, str(adapter)), tiny_model)
+    wanted[str(tiny_adapter)] = losses_of(PeftModel.from_pretrained(base, str(tiny_adapter)), tiny_model)
     totals = {}
     for model, losses in wanted.items():
         own = [line for line in lines(tmp_path / "o") if line["model"] == model]
@@ -101,7 +92,7 @@ def test_losses_are_those_of_sft(tiny_model: Path, adapter: Path, data: Path, tm
         assert figures["loss"]["perplexity"] == pytest.approx(2.718281828 ** totals[model], rel=1e-4)
         assert figures["loss/b.jsonl"]["value"] == pytest.approx(losses[2][0] / losses[2][1], rel=1e-5)
     (less,) = found["differences"].values()
-    assert less["loss"]["value"] == pytest.approx(totals[str(adapter)] - totals[str(tiny_model)], abs=1e-5)
+    assert less["loss"]["value"] == pytest.approx(totals[str(tiny_adapter)] - totals[str(tiny_model)], abs=1e-5)
     assert abs(less["loss"]["value"]) > 1e-3
 
 
@@ -114,16 +105,12 @@ def test_batches_change_nothing(tiny_model: Path, data: Path, tmp_path: Path) ->
     assert first == pytest.approx(second, rel=1e-5)
 
 
-def test_answers_are_the_models_own(tiny_model: Path, adapter: Path, data: Path, tmp_path: Path) -> None:
+def test_answers_are_the_models_own(tiny_model: Path, tiny_adapter: Path, data: Path, tmp_path: Path) -> None:
     evaluated(tmp_path / "o", data, tiny_model, "--eval_tasks", "exact_match", "math", "json")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
     asked = [RECORDS[0]["messages"][:1], RECORDS[1]["messages"][:3], [{"role": "user", "content": "What is 1 plus 1?"}]]  # type: ignore[index]  # lists of texts
     for line, chat, right in zip(lines(tmp_path / "o"), asked, ["Because it is so.", "6", "2"], strict=True):
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-        with torch.no_grad():
-            said = model.generate(**ids, max_new_tokens=4, do_sample=False)
-        text = tokenizer.decode(said[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-        assert line["answer"]["content"] == text.rstrip("\ufffd").strip()
+        assert line["answer"]["content"] == alone.answer(model, tiny_model, chat, 4)
         assert line["scores"]["exact_match"] == float(line["answer"]["content"] == right)
     # The same records against an earlier evaluation.
     found = evaluated(
@@ -169,7 +156,11 @@ def test_the_folder_says_how_it_was_made(tiny_model: Path, data: Path, tmp_path:
     assert len(lines(tmp_path / "o")) == 3
 
 
-def test_everything_that_is_wrong_is_said_at_once(data: Path, tmp_path: Path) -> None:
+def test_everything_that_is_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm_eval = pytest.importorskip("lm_eval.tasks")
+    # lm-eval's own index takes seconds to read.
+    few = partial(lm_eval.TaskManager, include_defaults=False)
+    monkeypatch.setattr("hftune.tools.evaluating.harness.TaskManager", few)
     with pytest.raises(ArgumentError) as refused:
         dispatch(["evaluate", "--eval_tasks", "exact_mach", "loss"])
     for said in ("no model was named", "did you mean exact_match?", "no held-out records", "no folder for the results"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -123,5 +124,6 @@ def test_without_it_or_without_a_gpu_it_is_refused(
         return str(error.value)
 
     assert "vLLM is not installed" in said() and "--use_vllm" in said()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: object())
+    there, find = object(), importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: there if name == "vllm" else find(name))
     assert "vLLM needs a GPU here" in said()

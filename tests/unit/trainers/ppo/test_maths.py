@@ -137,16 +137,14 @@ def test_masked_statistics_are_torchs(batch: dict) -> None:
 
 
 def test_estimators_of_kl_have_its_mean() -> None:
-    """Over all tokens, weighted by the policy: k1 and k3 are exactly KL, k2 only nearly; k3 is never negative."""
+    """Over all tokens, weighted by the policy: k1 and k3 are exactly KL; k3 is never negative."""
     generator = torch.Generator().manual_seed(1)
     policy = torch.randn(50, generator=generator, dtype=torch.float64).log_softmax(0)
     other = (policy + 0.1 * torch.randn(50, generator=generator, dtype=torch.float64)).log_softmax(0)
     exact = float((policy.exp() * (policy - other)).sum())
-    means = {kind: float((policy.exp() * kl_estimate(policy, other, kind)).sum()) for kind in ("k1", "k2", "k3")}
+    means = {kind: float((policy.exp() * kl_estimate(policy, other, kind)).sum()) for kind in ("k1", "k3")}
     assert means["k1"] == pytest.approx(exact, abs=1e-6)
     assert means["k3"] == pytest.approx(exact, abs=1e-6)
-    assert means["k2"] == pytest.approx(exact, rel=0.1)
-    assert means["k2"] != pytest.approx(exact, abs=1e-6)
     assert (kl_estimate(policy, other, "k3") >= 0).all()
     assert (kl_estimate(policy, other, "k1") < 0).any()
 

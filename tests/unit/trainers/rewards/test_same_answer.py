@@ -68,7 +68,8 @@ def test_in_a_thread() -> None:
     assert found == [True]
 
 
-def test_a_thousand_open_brackets() -> None:
+def test_a_thousand_open_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hftune.trainers.rewards.same_answer._SECONDS", 1)
     assert not same_answer("(1, 2)", "(" * 4000 + "1, 2")
     assert not same_answer("(1, 2)", "(" * 4000 + "1, 2" + ")" * 4000)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 import trl
 
@@ -271,3 +271,6 @@ class OnlineDPOArguments(RLOOArguments, _Loop):
     beta: float = option(0.1, "How strongly the policy is held to the reference.")
     loss_type: str = option("sigmoid", "DPO's loss, or IPO's.", choices=["sigmoid", "ipo"])
     missing_eos_penalty: float | None = option(None, "Taken from the reward of an answer that does not end by itself.")
+
+
+RLArguments: TypeAlias = GRPOArguments | RLOOArguments | PPOArguments | OnlineDPOArguments

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hftune.arguments.rl_algorithms import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
+from hftune.arguments.rl_algorithms import PPOArguments, RLArguments
 from hftune.data.splits import Splits
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
@@ -16,9 +16,6 @@ from hftune.logging import notice
 from hftune.on_demand import on_demand
 from hftune.trainers.online.base import OnlineTrainer
 from hftune.trainers.rewards.loading import Rewards
-
-RLArguments: TypeAlias = GRPOArguments | RLOOArguments | PPOArguments | OnlineDPOArguments
-
 
 TRAINERS = {
     "grpo": "hftune.trainers.online.grpo:GRPOTrainer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import transformers
@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.named_code import named_code
-from hftune.arguments.rl_algorithms import BUILTIN_REWARDS
+from hftune.arguments.rl_algorithms import BUILTIN_REWARDS, RLArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.constants import AUTO_CLASSES, STEP_LABELS, TASK_TYPES
@@ -37,21 +37,7 @@ RewardSource: TypeAlias = PreTrainedModel | Callable[..., Sequence[float | None]
 Rewards: TypeAlias = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]
 
 
-class RewardFields(Protocol):
-    """Arguments of RL that rewards are loaded by."""
-
-    reward_model_path: list[str] | None
-    reward_funcs: list[str] | None
-    judge_reward: list[str] | None
-    normalize_rewards: bool
-    reward_timeout: float | None
-    reward_retries: int
-    reward_cache: str | None
-    max_completion_length: int
-    borders_in_text: str
-
-
-def load_rewards(training_args: RewardFields, model_args: ModelArguments) -> Rewards:
+def load_rewards(training_args: RLArguments, model_args: ModelArguments) -> Rewards:
     """The rewards in order, models before functions, and the tokenizer of each model.
 
     Args:
@@ -65,10 +51,13 @@ def load_rewards(training_args: RewardFields, model_args: ModelArguments) -> Rew
     """
     model_paths, functions = training_args.reward_model_path, training_args.reward_funcs
     raise_together(check_rewards(functions or [], model_paths or []))
-    return _load(model_paths or [], functions or [], training_args, model_args, _patience(training_args))
+    cache = training_args.reward_cache
+    kept = None if cache is None else KeptRewards(Path(cache))
+    patience = Patience(training_args.reward_timeout, training_args.reward_retries, kept)
+    return _load(model_paths or [], functions or [], training_args, model_args, patience)
 
 
-def load_judges(training_args: RewardFields, model_args: ModelArguments) -> Rewards:
+def load_judges(training_args: RLArguments, model_args: ModelArguments) -> Rewards:
     """What `judge_reward` names: models are folders with a manifest or a config, all else functions."""
     names = training_args.judge_reward or []
     models = [name for name in names if ":" not in name and name not in BUILTIN_REWARDS]
@@ -77,39 +66,19 @@ def load_judges(training_args: RewardFields, model_args: ModelArguments) -> Rewa
     return _load(models, functions, training_args, model_args, Patience())
 
 
-def _patience(args: RewardFields) -> Patience:
-    kept = None if args.reward_cache is None else KeptRewards(Path(args.reward_cache))
-    return Patience(args.reward_timeout, args.reward_retries, kept)
-
-
 def _load(
-    model_paths: list[str],
-    functions: list[str],
-    training_args: RewardFields,
-    model_args: ModelArguments,
-    patience: Patience,
+    paths: list[str], functions: list[str], training_args: RLArguments, model_args: ModelArguments, patience: Patience
 ) -> Rewards:
     # Scores are compared with each other: 16 bit rounds close ones to the same number.
     dtype = torch.float32 if model_args.dtype == "auto" else getattr(torch, model_args.dtype)
-    sources: list[RewardSource] = []
-    tokenizers: list[PreTrainedTokenizerBase | None] = []
-    for path, name in zip(model_paths, log_names(model_paths), strict=True):
-        source, tokenizer = _reward_of(path, dtype, training_args)
-        if isinstance(source, PreTrainedModel):
-            source.config.name_or_path = name  # what TRL calls it in the log: of an adapter it would be the base
-        else:
-            named: Any = source
-            named.__name__ = name
-        sources.append(source)
-        tokenizers.append(tokenizer)
+    found = [_reward_of(path, name, dtype, training_args) for path, name in zip(paths, log_names(paths), strict=True)]
     for name in functions:
         function = load_function(name, training_args.max_completion_length)
         if name not in BUILTIN_REWARDS:
             check_signature(function, "--reward_funcs")
             function = watched(function, patience)
-        sources.append(function)
-        tokenizers.append(None)
-    return sources, tokenizers
+        found.append((function, None))
+    return [source for source, _ in found], [tokenizer for _, tokenizer in found]
 
 
 def log_names(paths: Sequence[str]) -> list[str]:
@@ -127,18 +96,16 @@ def log_names(paths: Sequence[str]) -> list[str]:
 
 
 def _reward_of(
-    path: str, dtype: torch.dtype, training_args: RewardFields
+    path: str, name: str, dtype: torch.dtype, training_args: RLArguments
 ) -> tuple[RewardSource, PreTrainedTokenizerBase | None]:
     """A reward model and its tokenizer; one that scores steps as a function, which has its own."""
-    trusted = bool(getattr(training_args, "trust_remote_code", False))
-    model, tokenizer = load_reward_model(path, dtype, trust_remote_code=trusted)
+    model, tokenizer = load_reward_model(path, dtype, trust_remote_code=training_args.trust_remote_code)
     scale = _said_scale(path) if training_args.normalize_rewards else None
     mode = mode_for_answers(training_args.borders_in_text)
     if scores_steps(model):
-        device = getattr(training_args, "device", "cpu")
-        separator, name = step_separator(path), Path(path).name
-        options: dict[str, Any] = {"separator": separator, "scale": scale, "device": device, "borders": mode}
-        return StepReward(model, tokenizer, name=name, **options), None
+        options: dict[str, Any] = {"separator": step_separator(path), "scale": scale, "borders": mode}
+        return StepReward(model, tokenizer, device=training_args.device, name=name, **options), None
+    model.config.name_or_path = name  # what TRL calls it in the log: of an adapter it would be the base
     if scale is not None:
         apply_scale(model, scale)
     return model, guarded_tokenizer(tokenizer, mode)

@@ -116,7 +116,7 @@ class Rewards:
     """What `load_rewards` reads of RL's arguments."""
 
     reward_funcs = reward_timeout = reward_cache = None
-    reward_retries = 0
+    reward_retries, max_completion_length, trust_remote_code = 0, 8, False
     device = "cpu"
 
     def __init__(self, path: Path, normalize: bool, borders: str = "split") -> None:

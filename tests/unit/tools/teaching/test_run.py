@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hftune.publishing.folder import make_work
 from hftune.tools.teaching import teach
 from hftune.tools.teaching.teacher import Teacher
 from tests.answering import server
+from tests.conftest import tiny_tokenizer
 from tests.unit.trainers.distillation.test_teacher_server import answers
 
 pytestmark = pytest.mark.long
@@ -123,25 +125,11 @@ def test_what_cannot_be_taught_is_refused_together(tiny_model: Path, tiny_data: 
 
 
 def test_a_teacher_of_other_tokens_is_refused(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    other = AutoTokenizer.from_pretrained(tiny_model)
-    vocabulary = sorted(other.get_vocab(), key=other.get_vocab().get)  # type: ignore[arg-type]
-    text = (tiny_model / "tokenizer.json").read_text()
-    assert len(vocabulary) > 20
-    folder = tmp_path / "teacher"
-    LlamaForCausalLM.from_pretrained(tiny_model).save_pretrained(folder)
-    other.save_pretrained(folder)
-    # Two tokens change their numbers.
-    import json
-
-    found = json.loads(text)
-    entries = found["model"]["vocab"]
-    a, b = [name for name in entries][10:12]
-    entries[a], entries[b] = entries[b], entries[a]
-    (folder / "tokenizer.json").write_text(json.dumps(found))
+    other = tiny_tokenizer()
+    other.add_tokens(["world"])
+    other.save_pretrained(shutil.copytree(tiny_model, tmp_path / "teacher"))
     argv = teaching(tiny_model, tiny_data, tmp_path / "out")
-    argv[1] = str(folder)
+    argv[1] = str(tmp_path / "teacher")
     with pytest.raises(UserError, match="the teacher has another tokenizer than the student"):
         teach(argv)
 

@@ -11,8 +11,14 @@ from hftune.trainers.online.base import OnlineTrainer
 from tests.unit.trainers.rl_runs import count_even, logged, make_trainer
 
 
-@pytest.mark.parametrize("algorithm", ["rloo", "online_dpo"])
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(
+    ("bf16", "algorithm"),
+    [
+        (False, "rloo"),
+        (True, "online_dpo"),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in ((True, "rloo"), (False, "online_dpo"))),
+    ],
+)
 def test_the_old_policy_in_16_bits_is_what_a_pass_over_whole_answers_says(
     bf16: bool, algorithm: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

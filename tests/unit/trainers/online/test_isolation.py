@@ -48,7 +48,9 @@ def test_a_reference_is_a_policy_whose_adapter_is_off(tiny_model: Path, tmp_path
     assert not is_reference(trainer.model) and not is_reference(trainer.model.get_base_model().model.embed_tokens)
 
 
-@pytest.mark.parametrize("flags", [(), ("--use_peft",), ("--critic", "shared")], ids=["full", "lora", "shared critic"])
+@pytest.mark.parametrize(
+    "flags", [(), pytest.param(("--use_peft",), marks=pytest.mark.slow), ("--critic", "shared")], ids=str
+)
 def test_ppo_reads_shared_rows_as_padded_ones(flags: tuple[str, ...], tiny_model: Path, tmp_path: Path) -> None:
     """The same values, log-probabilities and gradients."""
     found = []

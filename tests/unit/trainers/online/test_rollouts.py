@@ -124,7 +124,10 @@ def test_turn_borders_in_prompts_stay_text(algorithm: str, tiny_model: Path, tmp
     assert numbers == {"split": 0, "allow": 1}
 
 
-@pytest.mark.parametrize(("algorithm", "passes"), [("rloo", 0), ("online_dpo", 0), ("grpo", 0), ("ppo", 1)])
+@pytest.mark.parametrize(
+    ("algorithm", "passes"),
+    [*(pytest.param(name, 0, marks=pytest.mark.slow) for name in ("rloo", "online_dpo")), ("grpo", 0), ("ppo", 1)],
+)
 def test_what_drawing_says_of_an_answer_is_not_computed_again(
     algorithm: str, passes: int, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +158,7 @@ def test_what_drawing_says_of_an_answer_is_not_computed_again(
     assert known[1].drawn is None or passes
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", ["grpo", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_a_run_is_replayed_from_its_rewards(algorithm: str, tiny_model: Path, tmp_path: Path) -> None:
     """The function failed on the way, and is not asked the second time."""
     calls = 0

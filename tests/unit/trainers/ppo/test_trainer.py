@@ -183,8 +183,14 @@ def test_cut_answers_train_nothing_where_asked_and_beta_follows_training_alone(
     assert trainer.controller.beta < trainer.args.beta, "no divergence yet"
 
 
-@pytest.mark.parametrize("method", [(), LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("what", ["full", "mlp"])
+@pytest.mark.parametrize(
+    ("what", "method"),
+    [
+        ("full", LORA),
+        ("mlp", ()),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("full", ()), ("mlp", LORA))),
+    ],
+)
 def test_recomputing_activations_changes_nothing(
     what: str, method: tuple[str, ...], tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -148,7 +148,7 @@ def test_what_is_next_to_impossible_is_a_number(logprob: float) -> None:
 def test_messages_that_are_none(message: dict[str, Any]) -> None:
     answer = {"choices": [{"message": {"role": "assistant", **message}}]}
     with server(lambda path, body: (200, answer)) as asked, pytest.raises(ArgumentError, match="holds no message"):
-        ChatServer(asked.url, "--server_url", "t", "NO_KEY")(
+        ChatServer(asked.url, "--server_url", "t", "--server_model", "NO_KEY")(
             [Question([{"role": "user", "content": "Q"}])], max_new_tokens=8
         )
 

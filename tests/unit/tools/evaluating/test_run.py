@@ -20,8 +20,6 @@ from hftune.data.readers.files import Row
 from hftune.digests import changed_files
 from hftune.errors import ArgumentError
 from hftune.logging import notices
-from hftune.tools.evaluating import run as run_module
-from hftune.tools.evaluating.losses import RecordLosses
 from tests.unit.tools import alone
 
 pytestmark = pytest.mark.long
@@ -118,29 +116,6 @@ def test_answers_are_the_models_own(tiny_model: Path, tiny_adapter: Path, data: 
     )
     (less,) = found["differences"].values()
     assert less["exact_match"] == {"value": 0, "low": 0, "high": 0, "records": 3} == less["math"]
-
-
-def test_a_killed_evaluation_goes_on(
-    tiny_model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_module, "PART_RECORDS", 1)
-    whole = evaluated(tmp_path / "whole", data, tiny_model, "--eval_tasks", "loss")
-    real, asked = RecordLosses.__call__, []
-
-    def killed(self: RecordLosses, rows: Any) -> Any:
-        asked.append(rows[0].origin)
-        if len(asked) == 3:
-            raise KeyboardInterrupt
-        return real(self, rows)
-
-    monkeypatch.setattr(RecordLosses, "__call__", killed)
-    with pytest.raises(KeyboardInterrupt):
-        evaluated(tmp_path / "o", data, tiny_model, "--eval_tasks", "loss")
-    assert not (tmp_path / "o").exists()
-    assert evaluated(tmp_path / "o", data, tiny_model, "--eval_tasks", "loss") == whole
-    assert len(asked) == 4 and asked[2] == asked[3]
-    assert (tmp_path / "o/records.jsonl").read_bytes() == (tmp_path / "whole/records.jsonl").read_bytes()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["o", "whole"]
 
 
 def test_the_folder_says_how_it_was_made(tiny_model: Path, data: Path, tmp_path: Path) -> None:

@@ -15,13 +15,19 @@ from hftune.checkpoints.manifest import read_manifest
 from hftune.data.teacher_targets import StoredTargets
 from hftune.errors import UserError
 from hftune.publishing.folder import make_work
-from hftune.tools.teaching import teach
+from hftune.tools.teaching import shards, teach
 from hftune.tools.teaching.teacher import Teacher
 from tests.answering import server
 from tests.conftest import tiny_tokenizer
 from tests.unit.trainers.distillation.test_teacher_server import answers
 
 pytestmark = pytest.mark.long
+
+
+@pytest.fixture(autouse=True)
+def few_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is flushed to the disk."""
+    monkeypatch.setattr(shards, "LEAST_SHARDS", 6)
 
 
 def teaching(model: Path, data: Path, folder: Path, *more: str) -> list[str]:

@@ -168,8 +168,7 @@ PRINTABLE = ATTACK.replace("\ud83d", "")
 def test_preview_and_examples_of_every_kind() -> None:
     tokenizer, out = tiny_tokenizer(), console()
     ids = tokenizer(PRINTABLE + "<|im_end|>").input_ids
-    about = {"rows": 1, "used": 0, "truncated": 0, "dropped": {PRINTABLE: 1}}
-    about["examples"] = {PRINTABLE: f"{PRINTABLE}:1 [/bold]"}
+    about = {"rows": 1, "used": 0, "truncated": 0, "dropped": {f"{PRINTABLE} [/bold]": 1}}
     splits = Splits([{"input_ids": ids, "labels": [-100, *ids[1:]]}], None, {"train": about})
     preview(splits, tokenizer, 1, rows_per_step=1, console=out)
     assert harmless(out.file.getvalue())  # type: ignore[attr-defined]

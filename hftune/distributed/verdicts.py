@@ -84,7 +84,7 @@ def _hang(verdict: Verdict) -> list[str]:
         others = len(reports) - len(behind)
         said = f"the run hangs: {_names(verdict)} at {at}, {how}; {others} other process(es) wait"
     stacks = [line for rank in behind[:_STACKS] for line in _stack_of(rank, reports[rank].get("stack", ""))]
-    return [said, f"  where: {_at(first)}", *_table(reports, behind), *stacks]
+    return [said, f"  where: {_at(first)}", *_places(reports, behind), *stacks]
 
 
 def _lost(verdict: Verdict) -> list[str]:
@@ -133,26 +133,17 @@ def _at(report: Report) -> str:
     return f"{inside}{report.get('place') or 'not known'}"
 
 
-def _table(reports: dict[int, Report], behind: list[int]) -> list[str]:
-    """A table with one row for all ranks of a machine that are at the same place; those behind come first."""
-    groups: dict[tuple[str, ...], list[int]] = {}
+def _places(reports: dict[int, Report], behind: list[int]) -> list[str]:
+    """A line for all ranks of a machine that are at the same place; those behind come first."""
+    groups: dict[str, list[int]] = {}
     for rank, report in sorted(reports.items(), key=lambda item: (item[0] not in behind, item[0])):
         where = "no answer" if _is_silent(report) else _at(report)
-        mark = ">" if rank in behind else " "
-        row = (mark, str(report.get("host")), str(report.get("step")), str(report.get("phase")), _time(report), where)
-        groups.setdefault(row, []).append(rank)
-    rows: list[tuple[str, ...]] = [("", "ranks", "host", "step", "phase", "for", "in")]
-    # Grouped: with hundreds of ranks, most wait at the same place.
-    rows += [(row[0], ranges(ranks), *row[1:]) for row, ranks in groups.items()]
-    left_out = len(rows) - _ROWS
-    return [*align_columns(rows[:_ROWS]), *([f"    and {left_out} more rows"] if left_out > 0 else [])]
-
-
-def align_columns(rows: list[tuple[str, ...]]) -> list[str]:
-    """The rows as lines with aligned columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return [f"  {line}".rstrip() for line in lines]
+        at = f"step {report.get('step')}, {report.get('phase')} for {_time(report)}, {where}"
+        # Grouped: with hundreds of ranks, most wait at the same place.
+        groups.setdefault(f"on {report.get('host')}: {at}", []).append(rank)
+    lines = [f"  {'>' if ranks[0] in behind else ' '} rank {ranges(ranks)} {said}" for said, ranks in groups.items()]
+    left_out = len(lines) - _ROWS
+    return [*lines[:_ROWS], *([f"    and {left_out} more rows"] if left_out > 0 else [])]
 
 
 def _stack_of(rank: int, stack: str) -> list[str]:

@@ -249,7 +249,7 @@ def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
     facts = Facts(stage, arguments, build, rows, world, checkpoint, tuple(problems))
     # Last: the planner asks for rows, attention and memory. A plan for other machines knows what is free there itself.
     if training_args.recomputes_least and ranks.planned_world() is None:
-        on_demand("hftune.preflight.recomputed_share:choose_recomputed_layers")(facts)
+        on_demand("hftune.preflight.run_memory:choose_recomputed_layers")(facts)
     return facts
 
 
@@ -267,7 +267,7 @@ def _world(arguments: RunArguments[StageArguments]) -> World:
     # A plan is made by one process for others that are not there to be asked.
     if ranks.planned_world() is not None or processes == 1:
         return World(processes, local, training_args.use_cpu)
-    seconds = on_demand("hftune.distributed.process_facts:collective_seconds")(training_args.device)
+    seconds = on_demand("hftune.preflight.rules.machines:collective_seconds")(training_args.device)
     everyone = ranks.gathered_objects(on_demand("hftune.preflight.rules.machines:process_facts")(arguments))
     return World(processes, local, training_args.use_cpu, tuple(everyone), seconds)
 

@@ -1,26 +1,38 @@
-"""Rules about differences between the processes of a run: what each says of itself, and the table that shows it."""
+"""Rules about differences between the processes of a run: what each says of itself, and how it is shown."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import os
+import platform
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 import xxhash
 
+import hftune
 from hftune.arguments.stage_table import RunArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
-from hftune.distributed.process_facts import process_facts as about_this_process
-from hftune.distributed.verdicts import align_columns, ranges
+from hftune.distributed.nodes import host
+from hftune.distributed.verdicts import ranges
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
 from hftune.preflight.facts import Facts, World
 from hftune.weight_files import fingerprint, is_model
 
 ProcessFacts = dict[str, Any]
+
+_LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "accelerate", "datasets", "bitsandbytes", "hftune")
+_ROUNDS = 3  # the first collective of a group also makes its connections
 
 _THEIR_OWN = {
     *("output_dir", "logging_dir", "cache_dir", "data_cache_dir", "run_name", "local_rank", "nvme_path"),
@@ -35,10 +47,73 @@ _SAMPLE = 1 << 16
 
 def process_facts(arguments: RunArguments[StageArguments]) -> ProcessFacts:
     """Facts of this process: machine, libraries and code, and digests of arguments, files and DeepSpeed config."""
-    own = about_this_process() | {"arguments": argument_marks(arguments), "files": file_marks(arguments)}
-    own["deepspeed"] = {"DeepSpeed config": _mark(arguments.training.ds_resolved)}
-    own["world"] = {"processes": ranks.world_size()}
-    return own
+    device, memory = _device()
+    return {
+        "rank": ranks.rank(),
+        "host": host(),
+        "local_rank": ranks.local_rank(),
+        "device": device,
+        "memory": memory,
+        "backend": dist.get_backend() if ranks.is_distributed() else "none",
+        # What follows must be the same everywhere, but for patch levels.
+        "versions": versions(),
+        "code": {"hftune's files": _code_digest()},
+        "arguments": argument_marks(arguments),
+        "files": file_marks(arguments),
+        "deepspeed": {"DeepSpeed config": _mark(arguments.training.ds_resolved)},
+        "world": {"processes": ranks.world_size()},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, the libraries, CUDA and NCCL; absent ones are left out."""
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = torch.__version__ if name == "torch" else metadata.version(name)  # with its build
+    if torch.version.cuda:
+        found["CUDA"] = torch.version.cuda
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        nccl: Any = torch.cuda.nccl  # torch has no types for it
+        found["NCCL"] = ".".join(map(str, nccl.version()))
+    return found
+
+
+def collective_seconds(device: torch.device) -> float:
+    """Seconds of a collective over one number, the fastest of a few; 0 without a group. All ranks must call it."""
+    if not ranks.is_distributed():
+        return 0.0
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        number = torch.ones(1, device=device)  # anew: all_reduce has summed the last one up
+        dist.all_reduce(number)
+        # `item` waits for a GPU, so that the time is that of the collective.
+        assert int(number.item()) == ranks.world_size(), "every process has added one"
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def _device() -> tuple[str, int]:
+    """The name of what this process computes on, and its memory in bytes."""
+    if torch.cuda.is_available():
+        about = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return about.name, int(about.total_memory)
+    if torch.accelerator.is_available():
+        return str(torch.accelerator.current_accelerator()), 0
+    # Windows has no sysconf; memory is only shown.
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    return f"CPU, {torch.get_num_threads()} thread(s)", pages
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Sixteen hex digits over hftune's own files: an edited checkout has the same version as the original."""
+    digest, root = xxhash.xxh3_64(), Path(hftune.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        # Names as well, apart from contents by zero bytes: two files that trade places differ.
+        digest.update(f"\0{file.relative_to(root)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def argument_marks(groups: tuple[Any, ...]) -> dict[str, str]:
@@ -108,15 +183,9 @@ def check_machines(facts: Facts) -> Iterator[UserError]:
 
 
 def report_machines(world: World) -> None:
-    """Log who takes part: in a line, or as a table where there are several machines or something differs."""
-    everyone = world.everyone
-    if not everyone:
-        return
-    if machines_of(everyone) > 1 or any(differences(everyone)):
-        get_logger().info("\n%s", "\n".join(table(everyone, world.seconds)))
-    else:
-        get_logger().info(one_line(everyone, world.seconds))
-    for said in slight_differences(everyone):
+    """Log who takes part, and what differs without harm."""
+    get_logger().info("%s", "\n".join(shown(world.everyone, world.seconds)))
+    for said in slight_differences(world.everyone):
         notice(said)
 
 
@@ -194,36 +263,15 @@ def slight_differences(everyone: Sequence[ProcessFacts]) -> Iterator[str]:
         yield f"the devices differ ({', '.join(sorted(devices))}): the slowest sets the pace"
 
 
-# --- how it is shown ---
-
-
-def one_line(everyone: Sequence[ProcessFacts], seconds: float) -> str:
-    """The processes of one machine in a line."""
-    first = everyone[0]
-    return (
-        f"{len(everyone)} processes on {first['host']}, {first['device']}: {first['backend']} reaches all in "
-        f"{_milliseconds(seconds)}"
-    )
-
-
-def table(everyone: Sequence[ProcessFacts], seconds: float) -> list[str]:
-    """The processes as a table, a row for ranks that are alike, and the versions below it."""
-    rows: list[tuple[str, ...]] = [("rank", "host", "local rank", "device", "memory", "backend", "torch", "code")]
-    keys = ("host", "device", "memory", "backend")
-    # A rank a row would be 64 lines of one machine's eight: ranks with the same are drawn together.
-    groups: dict[tuple[Any, ...], list[ProcessFacts]] = {}
+def shown(everyone: Sequence[ProcessFacts], seconds: float) -> list[str]:
+    """Who takes part, a line for all ranks of a machine that are alike; `seconds` as in `World`."""
+    # A rank a line would be 64 of them for one machine's eight.
+    groups: dict[str, list[int]] = {}
     for facts in everyone:
-        key = (*(facts[name] for name in keys), facts["versions"].get("torch"), facts["code"].get("hftune's files"))
-        groups.setdefault(key, []).append(facts)
-    for (host, device, memory, backend, torch, code), members in groups.items():
-        local = ranges(sorted(facts["local_rank"] for facts in members))
-        gib = f"{memory / 2**30:.0f} GiB" if memory else "-"
-        who = ranges([facts["rank"] for facts in members])
-        rows.append((who, host, local, device, gib, backend, str(torch), str(code)))
-    head = f"{len(everyone)} processes on {machines_of(everyone)} machine(s), all reached in {_milliseconds(seconds)}"
+        torch, code = facts["versions"].get("torch"), facts["code"].get("hftune's files")
+        memory = f"{facts['memory'] / 2**30:.0f} GiB, " if facts["memory"] else ""
+        about = f"{facts['device']}, {memory}{facts['backend']}, torch {torch}, code {code}"
+        groups.setdefault(f"on {facts['host']}: {about}", []).append(facts["rank"])
+    head = f"{len(everyone)} processes on {machines_of(everyone)} machine(s), all reached in {1000 * seconds:.2f} ms"
     versions = ", ".join(f"{name} {value}" for name, value in everyone[0]["versions"].items())
-    return [head, *align_columns(rows), f"  rank 0 has {versions}"]
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.2f} ms"
+    return [head, *(f"  rank {ranges(who)} {about}" for about, who in groups.items()), f"  rank 0 has {versions}"]

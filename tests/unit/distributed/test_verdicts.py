@@ -45,11 +45,10 @@ def test_a_hang_in_one_message() -> None:
         "[rank 1] error: the run hangs: rank 2 on b at step 7, forward, for 31 s; 3 other process(es) wait"
     )
     assert lines[0] == "  where: nfs.py:9 read"
-    assert [" ".join(line.split()) for line in lines[1:5]] == [
-        "ranks host step phase for in",
-        "> 2 b 7 forward 31 s nfs.py:9 read",
-        "0-1 a 7 backward 31 s in all_reduce, zero.py:5 reduce",  # ranks of a machine at the same place: one row
-        "3 b 7 backward 31 s in all_reduce, zero.py:5 reduce",
+    assert lines[1:4] == [
+        "  > rank 2 on b: step 7, forward for 31 s, nfs.py:9 read",
+        "    rank 0-1 on a: step 7, backward for 31 s, in all_reduce, zero.py:5 reduce",
+        "    rank 3 on b: step 7, backward for 31 s, in all_reduce, zero.py:5 reduce",
     ]
     assert text.index("thread of rank 2") < text.index("to do:") < text.index("thread of rank 1")
     assert "own()" in text and "--hang_timeout (30 s)" in text

@@ -1,20 +1,25 @@
-"""What differs between processes is found and told with who has what; the table draws like rows together."""
+"""What differs between processes is found and told with who has what; like ranks are shown together."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from hftune.arguments.entry import parse_arguments
+from hftune.distributed.nodes import host
 from hftune.preflight.check_run import check_machines
 from hftune.preflight.facts import World
 from hftune.preflight.rules.machines import (
     check_saving,
+    collective_seconds,
     content_mark,
     differences,
     file_marks,
-    one_line,
+    process_facts,
+    shown,
     slight_differences,
-    table,
 )
 
 
@@ -40,7 +45,6 @@ def facts(rank: int, host: str = "a", **changes: Any) -> dict[str, Any]:
 def test_alike() -> None:
     everyone = [facts(0), facts(1)]
     assert not list(differences(everyone)) and not list(slight_differences(everyone))
-    assert one_line(everyone, 0.00033) == "2 processes on a, NVIDIA H100 80GB HBM3: nccl reaches all in 0.33 ms"
 
 
 def test_each_kind_of_difference_is_an_error() -> None:
@@ -83,16 +87,20 @@ def test_patch_levels_and_devices_are_notices() -> None:
     ]
 
 
-def test_the_table() -> None:
+def test_who_takes_part() -> None:
     everyone = [facts(rank, "ab"[rank // 2]) for rank in range(4)]
-    lines = [" ".join(line.split()) for line in table(everyone, 0.0001)]
-    assert lines == [
+    assert shown(everyone, 0.0001) == [
         "4 processes on 2 machine(s), all reached in 0.10 ms",
-        "rank host local rank device memory backend torch code",
-        "0-1 a 0-1 NVIDIA H100 80GB HBM3 79 GiB nccl 2.13.0+cu130 abcdef",
-        "2-3 b 0-1 NVIDIA H100 80GB HBM3 79 GiB nccl 2.13.0+cu130 abcdef",
-        "rank 0 has python 3.11.9, torch 2.13.0+cu130, trl 1.16.0",
+        "  rank 0-1 on a: NVIDIA H100 80GB HBM3, 79 GiB, nccl, torch 2.13.0+cu130, code abcdef",
+        "  rank 2-3 on b: NVIDIA H100 80GB HBM3, 79 GiB, nccl, torch 2.13.0+cu130, code abcdef",
+        "  rank 0 has python 3.11.9, torch 2.13.0+cu130, trl 1.16.0",
     ]
+
+
+def test_what_a_process_says_of_itself() -> None:
+    found = process_facts(parse_arguments("sft", ["--output_dir", "o"]))
+    assert found["host"] == host() and found["versions"]["torch"] == torch.__version__
+    assert len(found["code"]["hftune's files"]) == 16 and collective_seconds(torch.device("cpu")) == 0.0
 
 
 class Arguments:

@@ -113,7 +113,7 @@ class StageArguments(
         self.raise_ddp_timeout()
         # Before transformers sees it: what it makes of a config cannot be changed any more.
         if self.deepspeed is not None:
-            self._resolve_deepspeed()
+            on_demand("hftune.distributed.ds_setup:prepare")(self)
         elif self.nvme_path is not None:
             raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
         self.check_parallel_sizes()
@@ -133,12 +133,6 @@ class StageArguments(
         # The plan's own answer, which the rules and the arithmetic ask.
         self.use_cpu = asked
         self.gradient_checkpointing = self.recomputation is not None  # transformers 5.23 copies the other name here
-
-    def _resolve_deepspeed(self) -> None:
-        prepared = on_demand("hftune.distributed.ds_setup:prepare")(self)
-        self.torch_compile, self.tensor_parallel_size = prepared.torch_compile, prepared.tensor_parallel_size
-        # transformers keeps only a weak reference to what it makes of this, so the arguments must outlive the model.
-        self.ds_resolved, self.deepspeed = prepared.resolved, prepared.shown
 
     def to_dict(self) -> dict[str, Any]:
         """Overrides `TrainingArguments.to_dict`, from which trackers and manifests take the arguments."""

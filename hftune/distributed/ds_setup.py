@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from hftune.distributed import ds_keys, launch, op_builder, ranks, tensor_parallel
@@ -19,28 +17,12 @@ from hftune.logging import notice
 from hftune.secrets import learn_config, redact, says_secret
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """The results of preparing a run's DeepSpeed config.
-
-    Attributes:
-        resolved: The config as DeepSpeed is to read it.
-        shown: The config while the model is loaded.
-        torch_compile: Whether the model is compiled.
-        tensor_parallel_size: Processes that share the matrices of a layer.
-    """
-
-    resolved: DsConfig
-    shown: DsConfig
-    torch_compile: bool
-    tensor_parallel_size: int
-
-
-def prepare(args: Any) -> Prepared:
+def prepare(args: Any) -> None:
     """Read, check and complete the config behind `--deepspeed`; a notice says what was changed.
 
     Args:
-        args: Of training, as parsed.
+        args: Of training, as parsed. Gets `ds_resolved`, as DeepSpeed is to read it, and `deepspeed`, as it is while
+            the model is loaded; `torch_compile` and `tensor_parallel_size`, where the config asks for them.
 
     Raises:
         ArgumentError: All problems in one message.
@@ -68,9 +50,10 @@ def prepare(args: Any) -> Prepared:
         notice(change)
     # Only now: the block is hftune's own, and `check_ds_config` has refused other settings in it.
     size = max(args.tensor_parallel_size, tensor_parallel.size_in_config(config))
-    resolved = tensor_parallel.with_size(resolved, size)
-    shown = tensor_parallel.without_block(resolved)
-    return Prepared(resolved, shown, compiles or args.torch_compile, size)
+    args.torch_compile, args.tensor_parallel_size = compiles or args.torch_compile, size
+    # transformers keeps only a weak reference to what it makes of this, so the arguments must outlive the model.
+    args.ds_resolved = tensor_parallel.with_size(resolved, size)
+    args.deepspeed = tensor_parallel.without_block(args.ds_resolved)
 
 
 def setting_of(args: Any, config: DsConfig) -> Setting:
@@ -189,10 +172,6 @@ def _resolve_offloaded_optimizer(config: DsConfig, has_compiler: bool, optim: st
     return []
 
 
-_VARIABLES: dict[tuple[str, ...], str] = {("comet", "api_key"): "COMET_API_KEY"}
-"""What reads a secret from a variable as well as from the config."""
-
-
 def remove_secrets(config: DsConfig) -> tuple[DsConfig, list[str]]:
     """A copy of the config without secrets, and a line on each that was removed.
 
@@ -201,35 +180,29 @@ def remove_secrets(config: DsConfig) -> tuple[DsConfig, list[str]]:
     """
     learn_config(config)  # so that `redact` knows them wherever they are quoted, here and later
     said = list[str]()
-    return dict(_kept(config, (), said)), said
+    return _without_secrets(config, (), said), said
 
 
-def _kept(block: DsConfig, place: tuple[str, ...], said: list[str]) -> Iterator[tuple[str, Any]]:
-    for name, value in block.items():
-        path = (*place, str(name))
-        if says_secret(str(name)) and _is_secret_value(value):
-            variable = _VARIABLES.get(path) if isinstance(value, str) else None
-            if variable is not None:
-                # Before the tracker starts, which asks this variable where the config is silent.
-                os.environ[variable] = value
-            what = f"kept in {variable}" if variable else "left out, as DeepSpeed does not know it"
-            said.append(f"DeepSpeed config: {'.'.join(path)} is a secret and is {what}")
-        else:
-            # A key may quote a secret as well, such as a URL with a password.
-            yield (redact(name) if isinstance(name, str) else name), _clean(value, path, said)
-
-
-def _is_secret_value(value: object) -> bool:
-    """Whether a value could be a secret: not where it is empty, None, True or False."""
-    return bool(value) and not isinstance(value, bool)
-
-
-def _clean(value: Any, path: tuple[str, ...], said: list[str]) -> Any:
-    if isinstance(value, dict):
-        return dict(_kept(value, path, said))
+def _without_secrets(value: Any, place: tuple[str, ...], said: list[str]) -> Any:
     if isinstance(value, list):
-        return [_clean(entry, (*path, str(number)), said) for number, entry in enumerate(value)]
-    if not isinstance(value, str) or redact(value) == value:
+        return [_without_secrets(entry, (*place, str(number)), said) for number, entry in enumerate(value)]
+    if isinstance(value, str) and redact(value) != value:
+        said.append(f"DeepSpeed config: {'.'.join(place)} holds a secret, which is left out")
+        return redact(value)
+    if not isinstance(value, dict):
         return value
-    said.append(f"DeepSpeed config: {'.'.join(path)} holds a secret, which is left out")
-    return redact(value)
+    kept = {}
+    for name, entry in value.items():
+        path = (*place, str(name))
+        # What is empty, None, True or False is no secret.
+        if not says_secret(str(name)) or not entry or isinstance(entry, bool):
+            # A key may quote a secret as well, such as a URL with a password.
+            kept[redact(name) if isinstance(name, str) else name] = _without_secrets(entry, path, said)
+            continue
+        known = path == ("comet", "api_key") and isinstance(entry, str)
+        if known:
+            # Before the tracker starts, which asks this variable where the config is silent.
+            os.environ["COMET_API_KEY"] = entry
+        what = "kept in COMET_API_KEY" if known else "left out, as DeepSpeed does not know it"
+        said.append(f"DeepSpeed config: {'.'.join(path)} is a secret and is {what}")
+    return kept

@@ -31,6 +31,13 @@ SHIPPED = sorted(FOLDER.rglob("*.json"))
 OFFLOADED = {"offload": "cpu", "superoffload": "cpu", "nvme": "nvme"}
 
 
+def prepared(config: dict[str, Any], **changes: Any) -> Any:
+    """The arguments of a run with this config."""
+    args = arguments(config, **changes)
+    prepare(args)
+    return args
+
+
 def arguments(config: dict[str, Any], **changes: Any) -> Any:
     """Of a run on one CPU."""
     values = {
@@ -51,36 +58,36 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_run_s_config_is_completed(said: list[str]) -> None:
     secret = {"wandb": {"enabled": True, "api_key": "a-made-up-key-0123456789"}}
-    prepared = prepare(arguments({"zero_optimization": {"stage": 3}, "gradient_clipping": "auto", **secret}))
-    assert prepared.resolved["wandb"] == {"enabled": True} and "wandb.api_key is a secret" in said.pop()
-    assert prepared.resolved["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
-    assert prepared.resolved["train_micro_batch_size_per_gpu"] == "auto"
-    assert prepared.shown == prepared.resolved
-    assert (prepared.torch_compile, prepared.tensor_parallel_size) == (False, 1)
+    args = prepared({"zero_optimization": {"stage": 3}, "gradient_clipping": "auto", **secret})
+    assert args.ds_resolved["wandb"] == {"enabled": True} and "wandb.api_key is a secret" in said.pop()
+    assert args.ds_resolved["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
+    assert args.ds_resolved["train_micro_batch_size_per_gpu"] == "auto"
+    assert args.deepspeed == args.ds_resolved
+    assert (args.torch_compile, args.tensor_parallel_size) == (False, 1)
     assert len(said) == 2 and "names no train_micro_batch_size_per_gpu" in said[1]
 
 
 def test_all_problems_are_said_together(said: list[str]) -> None:
     odd = {"optimizer": {}, "gradient_clipping": 0.5, "tensor_parallel": {"autotp_size": 2, "tp_overlap": True}}
     with pytest.raises(ArgumentError) as caught:
-        prepare(arguments(odd))
+        prepared(odd)
     for word in ("parameter groups", "--max_grad_norm 1.0", "tp_overlap"):
         assert word in str(caught.value)
     assert said == []
 
 
 def test_the_engine_sees_a_block_that_loading_does_not(said: list[str]) -> None:
-    prepared = prepare(arguments({"tensor_parallel": {"autotp_size": 2}}))
-    assert prepared.tensor_parallel_size == 2
-    assert prepared.resolved["tensor_parallel"] == {"autotp_size": 2} and "tensor_parallel" not in prepared.shown
+    args = prepared({"tensor_parallel": {"autotp_size": 2}})
+    assert args.tensor_parallel_size == 2
+    assert args.ds_resolved["tensor_parallel"] == {"autotp_size": 2} and "tensor_parallel" not in args.deepspeed
 
 
 def test_deepcompile_needs_a_compiled_model(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ds_setup, "check_features", lambda *_: [])  # of GPUs and their operators
     config = {"compile": {"deepcompile": True}, "zero_optimization": {"stage": 1}}
-    assert prepare(arguments(config)).torch_compile and "--torch_compile" in said[0]
+    assert prepared(config).torch_compile and "--torch_compile" in said[0]
     said.clear()
-    assert prepare(arguments(config, torch_compile=True)).torch_compile
+    assert prepared(config, torch_compile=True).torch_compile
     assert not any("--torch_compile" in line for line in said)
 
 

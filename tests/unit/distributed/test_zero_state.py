@@ -59,8 +59,7 @@ def test_slots_of_stages_1_and_2() -> None:
     """A rank has the last two of `a`'s elements and none of `b`'s."""
     first, second = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4))
     here = SimpleNamespace(
-        lp_fragment_address=SimpleNamespace(start=1),
-        get_hp_fragment_address=lambda: SimpleNamespace(start=0, numel=2),
+        lp_fragment_address=SimpleNamespace(start=1), get_hp_fragment_address=lambda: SimpleNamespace(start=0, numel=2)
     )
     vars(first)["_hp_mapping"], vars(second)["_hp_mapping"] = here, None
     flat = torch.zeros(2)

@@ -35,7 +35,7 @@ RULES_OF_ALL: tuple[Rule, ...] = (
     *(check_parallel, check_tiling, check_resume, check_resumed_settings, check_model),
 )
 RULES_OF_STAGE = {
-    "rm": "hftune.preflight.rules.reward:check_reward",
+    "rm": "hftune.preflight.rules.preference:check_reward",
     "dpo": "hftune.preflight.rules.preference:check_preferences",
     "rl": "hftune.preflight.rules.rl:check_rl",
     "distill": "hftune.preflight.rules.distill:check_distillation",

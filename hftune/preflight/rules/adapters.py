@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from peft import LoraConfig
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -23,14 +20,13 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError, ManifestError, UserError
 from hftune.models.adapters.folding import read_lora_config
 from hftune.models.adapters.freezing import plan_freezing
-from hftune.models.adapters.lora_config import LINEAR, adapted_parameters, ends_with, inject, lora_config
+from hftune.models.adapters.lora_config import LINEAR, adapted_parameters, ends_with, lora_config
 from hftune.models.adapters.new_token_rows import ADD_SOME, NO_NEW_TOKEN
 from hftune.models.adapters.preparation import fuses_lora
-from hftune.models.miniature import Miniature, cut_down
-from hftune.models.structure import checkpointed_layers, head_of
+from hftune.models.structure import head_of
 from hftune.models.vocabulary import named_tokens, new_tokens
 from hftune.preflight.facts import Facts
-from hftune.preflight.memory import adapter_key, note_adapter, trained_parameters
+from hftune.preflight.memory import try_adapter
 from hftune.preflight.model_folder import check_adapter_fits
 from hftune.preflight.rules import Clashes, clashes, raised
 
@@ -288,13 +284,8 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
             fix="name embeddings, norms or the head, or leave the base unquantised",
         )
         return
-    config.init_lora_weights = True  # the factors are nothing to look at here
-    # Before the adapter is made: its key is of the model without it.
-    key, small = adapter_key(model, config), _in_small(model, config)
     try:
-        with warnings.catch_warnings(), torch.device("meta"):
-            warnings.simplefilter("ignore")
-            adapted = inject(small.model if small else copy.deepcopy(model), config)
+        adapted, _ = try_adapter(model, config)
     except (ValueError, TypeError, NotImplementedError) as error:
         yield ArgumentError(
             f"peft cannot make this adapter: {' '.join(str(error).split())[:300]}",
@@ -302,7 +293,6 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
             fix="name other modules",
         )
         return
-    note_adapter(key, trained_parameters(adapted) + (small.added_by_others(trained_parameters) if small else 0))
     # `all` makes peft adapt parameters as well in a mixture of experts.
     parameters = adapted_parameters(adapted)
     if parameters and adapter_args.init_lora_weights not in ("true", "gaussian"):
@@ -311,18 +301,6 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
             place=f"--init_lora_weights {adapter_args.init_lora_weights}",
             fix="leave the experts out: --exclude_modules experts; or use --init_lora_weights true or gaussian",
         )
-
-
-def _in_small(model: PreTrainedModel, config: LoraConfig) -> Miniature | None:
-    """The model with one layer of each kind, where the adapter treats all alike: peft takes 1 ms a module."""
-    named = (config.target_modules, config.exclude_modules, config.target_parameters, config.modules_to_save)
-    words = [name for names in named for name in ([names] if isinstance(names, str) else names or [])]
-    regex = isinstance(config.target_modules, str) and config.target_modules != "all-linear"
-    layers = checkpointed_layers(model)
-    # Patterns and numbers may mean certain layers, and the small model has one of each kind.
-    if layers is None or regex or config.rank_pattern or config.alpha_pattern or re.search(r"\d", " ".join(words)):
-        return None
-    return cut_down(model, None, [None] * len(getattr(*layers)))
 
 
 def check_vocabulary(facts: Facts) -> Iterator[UserError]:

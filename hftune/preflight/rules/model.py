@@ -129,9 +129,7 @@ def check_attention_supported(config: PreTrainedConfig, model_args: ModelArgumen
     for kind, attribute in kinds.items():
         if asked.startswith(kind) and model_class is not None and not getattr(model_class, attribute, False):
             yield ArgumentError(
-                f"{config.model_type} has no {asked}",
-                place="--attn_implementation",
-                fix="leave it out, or use eager",
+                f"{config.model_type} has no {asked}", place="--attn_implementation", fix="leave it out, or use eager"
             )
 
 
@@ -181,19 +179,13 @@ def recomputes_reentrantly(adapter_args: AdapterArguments, training_args: StageA
 
 
 def check_dropout(facts: Facts) -> Iterator[UserError]:
-    """Problems of dropout in this stage, and of a warm-up without dropout."""
+    """Problems of dropout in this stage."""
     training_args = facts.training_args
     asked = {
         "--hidden_dropout_prob": training_args.hidden_dropout_prob,
         "--attention_probs_dropout_prob": training_args.attention_probs_dropout_prob,
     }
     given = {flag: value for flag, value in asked.items() if value is not None}
-    if training_args.dropout_warmup_steps and not any(given.values()):
-        yield ArgumentError(
-            "a warm-up of no dropout",
-            place="--dropout_warmup_steps",
-            fix="add --hidden_dropout_prob or --attention_probs_dropout_prob, or leave it out",
-        )
     if not any(given.values()):
         return
     if facts.stage == "rl":

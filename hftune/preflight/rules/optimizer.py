@@ -66,12 +66,7 @@ OPTIM_ARGS: dict[str, tuple[str, ...]] = {
     "rmsprop_bnb": ("alpha", "eps", "momentum", "centered"),
     "ademamix": ("beta1", "beta2", "beta3", "alpha", "eps", "t_alpha", "t_beta3"),
     "paged_ademamix": ("beta1", "beta2", "beta3", "alpha", "eps", "t_alpha", "t_beta3"),
-    "adamw_anyprecision": (
-        "use_kahan_summation",
-        "momentum_dtype",
-        "variance_dtype",
-        "compensation_buffer_dtype",
-    ),
+    "adamw_anyprecision": ("use_kahan_summation", "momentum_dtype", "variance_dtype", "compensation_buffer_dtype"),
     "galore": ("rank", "update_proj_gap", "scale", "proj_type"),
     "apollo": ("rank", "proj", "scale_type", "update_proj_gap", "scale", "proj_type"),
     "grokadamw": ("alpha_init", "lamb", "gamma", "grokking_signal_decay_rate", "gradient_clipping"),
@@ -188,10 +183,6 @@ CONSTANT = ("constant", "constant_with_warmup")
 WSD = "warmup_stable_decay"
 COSINES = ("cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr")
 
-# Values that the flags have elsewhere when nothing was chosen: ERNIEKit's files list them all. They change nothing.
-HARMLESS = {"num_cycles": 0.5, "lr_end": 1e-7, "power": 1.0}
-# Options and the schedules that read them: hftune's flags are passed on under these names.
-READ_BY = {"num_cycles": COSINES, "lr_end": ("polynomial",), "power": ("polynomial",)}
 FIXED = ("optimizer", "last_epoch", "num_warmup_steps", "num_training_steps")
 
 
@@ -230,21 +221,14 @@ def check_floor(args: StageArguments) -> Iterator[UserError]:
 
 
 def check_unread_flags(args: StageArguments) -> Iterator[UserError]:
-    """Problems of flags that this schedule does not read."""
-    kind = args.schedule
-    unread = [
-        name
-        for name, readers in READ_BY.items()
-        if getattr(args, name) not in (None, HARMLESS[name]) and kind not in readers
-    ]
-    if kind in REACTING:
-        unread += [name for name in ("warmup_steps", "lr_decay_steps") if getattr(args, name)]
-    for name in unread:
-        yield ArgumentError(
-            f"{kind} does not read --{name}",
-            place=f"--{name}, --lr_scheduler_type",
-            fix="leave it out, or change the schedule",
-        )
+    """Problems of flags that a schedule which reacts to the loss does not read; others are in `without_effect.py`."""
+    for name in ("warmup_steps", "lr_decay_steps"):
+        if args.schedule in REACTING and getattr(args, name):
+            yield ArgumentError(
+                f"{args.schedule} does not read --{name}",
+                place=f"--{name}, --lr_scheduler_type",
+                fix="leave it out, or change the schedule",
+            )
 
 
 def check_polynomial(args: StageArguments) -> Iterator[UserError]:
@@ -252,7 +236,7 @@ def check_polynomial(args: StageArguments) -> Iterator[UserError]:
     if args.schedule != "polynomial":
         return
     end = args.lr_end if args.lr_end is not None else 1e-7
-    if args.min_lr and args.lr_end not in (None, HARMLESS["lr_end"], args.min_lr):
+    if args.min_lr and args.lr_end not in (None, 1e-7, args.min_lr):
         yield ArgumentError("the end is given twice", place="--min_lr, --lr_end", fix="leave out one of them")
     elif not args.min_lr and end >= args.learning_rate:
         yield ArgumentError(

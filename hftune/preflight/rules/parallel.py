@@ -6,7 +6,6 @@ Each way to share was found right in some settings, by tests; the rules let thes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -39,46 +38,25 @@ _UNREACHED = "it does not reach, or does not know, sharded experts"
 _ZERO3 = "leave one of them out; --deepspeed zero3 shares the frozen base of an adapter"
 
 
-@dataclass(frozen=True)
-class Way:
-    """One way in which processes share a model's work.
-
-    Args:
-        flag: As it is typed.
-        name: As a reader calls it.
-        reason: Why other stages than pre-training and fine-tuning are not trained so.
-        check: Its own rules.
-    """
-
-    flag: str
-    name: str
-    reason: str
-    check: Callable[[Facts], Iterator[UserError]]
-
-    def asked(self, training_args: StageArguments) -> int:
-        """The number of processes that share; 1 for none."""
-        return int(getattr(training_args, self.flag.removeprefix("--")))
-
-
 def check_parallel(facts: Facts) -> Iterator[UserError]:
     """Problems of sharing work between processes: several ways at once, or by the rules of the one asked for."""
     args = facts.training_args
-    ways = [way for way in WAYS if way.asked(args) > 1]
+    ways = {flag: way for flag, way in WAYS.items() if getattr(args, flag.removeprefix("--")) > 1}
     # Pairs of them were not tried; each has tests of its own.
     if len(ways) > 1:
         yield ArgumentError(
-            f"{' and '.join(way.name for way in ways)} at once were not found right",
-            place=", ".join(way.flag for way in ways),
+            f"{' and '.join(name for name, _, _ in ways.values())} at once were not found right",
+            place=", ".join(ways),
             fix="give one of them: --deepspeed zero3 partitions the weights over all processes as well",
         )
-    for way in ways:
+    for flag, (name, reason, check) in ways.items():
         # What other stages lack (packing, smoothing) is not even among their arguments.
         if isinstance(args, PTArguments | SFTArguments):
-            yield from way.check(facts)
+            yield from check(facts)
         else:
             yield ArgumentError(
-                f"{way.name} is for pre-training and fine-tuning: {way.reason}",
-                place=f"{way.flag} {way.asked(args)}",
+                f"{name} is for pre-training and fine-tuning: {reason}",
+                place=f"{flag} {getattr(args, flag.removeprefix('--'))}",
                 fix=f"leave it out, {OTHERWISE}; --activation_checkpointing full makes room for long answers",
             )
     # DeepSpeed would shard experts after the optimizer was made. With the flag, its own rules refuse the block.
@@ -226,10 +204,7 @@ def _check_expert_engine(args: StageArguments) -> Iterator[UserError]:
         return
     own: Clashes = {
         "--deepspeed: expert_parallel": ("expert_parallel" in config, "hftune shards experts itself"),
-        "--deepspeed: use_data_before_expert_parallelism": (
-            config.get("use_data_before_expert_parallelism"),
-            _UNTRIED,
-        ),
+        "--deepspeed: use_data_before_expert_parallelism": (config.get("use_data_before_expert_parallelism"), _UNTRIED),
     }
     yield from clashes(EXPERT, {**_zero_features(config, offloading=None), **own})
 
@@ -325,13 +300,13 @@ def check_architecture(config: PreTrainedConfig, size: int) -> Iterator[UserErro
 
 _OF_MODELS = "reward models, DPO and RL hold further models, or generate, which was not found right"
 
-WAYS = (
-    Way(TENSOR, "tensor parallelism", _OF_MODELS, _check_tensor),
-    Way(
-        SEQUENCE,
+WAYS: dict[str, tuple[str, str, Callable[[Facts], Iterator[UserError]]]] = {
+    TENSOR: ("tensor parallelism", _OF_MODELS, _check_tensor),
+    SEQUENCE: (
         "sequence parallelism",
         "the losses of preferences, rewards and reinforcement learning are of whole answers",
         _check_sequence,
     ),
-    Way(EXPERT, "expert parallelism", _OF_MODELS, _check_expert),
-)
+    EXPERT: ("expert parallelism", _OF_MODELS, _check_expert),
+}
+"""The flag of each way to share, its name, why other stages are not trained so, and its own rules."""

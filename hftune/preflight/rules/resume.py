@@ -76,14 +76,7 @@ _FREEZING = (
     "freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio", "trainable_parameters",
     "trainable_parameters_regex", "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules",
 )  # fmt: skip
-_TRAINING = (
-    "rl_algorithm",
-    "critic",
-    "optim",
-    "optim_target_modules",
-    "loraplus_lr_ratio",
-    "layerwise_lr_decay_bound",
-)
+_TRAINING = ("rl_algorithm", "critic", "optim", "optim_target_modules", "loraplus_lr_ratio", "layerwise_lr_decay_bound")
 """With these, arguments that decide which parameters are trained, and what is kept for each."""
 
 _COURSE = {

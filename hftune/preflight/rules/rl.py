@@ -219,10 +219,7 @@ def _check_head(config: PreTrainedConfig, adapter_args: AdapterArguments, args: 
 
 
 def check_reference(
-    config: PreTrainedConfig,
-    model_args: ModelArguments,
-    adapter_args: AdapterArguments,
-    training_args: StageArguments,
+    config: PreTrainedConfig, model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
     """A problem where TRL would load the reference from the same name without how the model was loaded.
 

@@ -16,7 +16,7 @@ from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.losses.preference import losses_with
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules.optimizer import REACTING, WSD
+from hftune.preflight.rules.optimizer import COSINES, REACTING, WSD
 
 _OFF = ("False", "no", "none", "None", "")
 _SMOOTHED, _UNPAIRED = ("|".join(sorted(losses_with(trait))) for trait in ("smoothed", "unpaired"))
@@ -60,6 +60,9 @@ optim muon: muon_momentum muon_scale_mode muon_extra_scale_factor
 optim sgd: sgd_momentum
 optim galore_adamw: optim_target_modules
 optim adamw_torch: adam_beta1 adam_beta2 adam_epsilon
+lr_scheduler_type {"|".join(COSINES)}: num_cycles
+lr_scheduler_type polynomial: lr_end
+lr_scheduler_type polynomial: power
 lr_scheduler_type {WSD}: lr_wsd_decay_steps lr_wsd_decay_style
 
 loss_type simpo|cpo_simpo: simpo_gamma
@@ -128,7 +131,13 @@ _HOLDS: dict[str, Callable[[RunArguments[Any]], object]] = {
     "load_best_model_at_end: metric_for_best_model": lambda run: (
         run.training.load_best_model_at_end or run.training.save_strategy == "best" or run.training.schedule in REACTING
     ),
-    "hidden_dropout_prob: dropout_warmup_steps": lambda run: run.training.asks_for_dropout,
+    "hidden_dropout_prob: dropout_warmup_steps": lambda run: (
+        run.training.hidden_dropout_prob or run.training.attention_probs_dropout_prob
+    ),
+    # What ERNIEKit's files list where nothing was chosen changes nothing.
+    "lr_scheduler_type: num_cycles": lambda run: run.training.schedule in COSINES or run.training.num_cycles == 0.5,
+    "lr_scheduler_type: lr_end": lambda run: run.training.schedule == "polynomial" or run.training.lr_end == 1e-7,
+    "lr_scheduler_type: power": lambda run: run.training.schedule == "polynomial" or run.training.power == 1.0,
     "optim: optim_target_modules": lambda run: run.training.optim_name.startswith(("galore", "apollo")),
     # transformers hands none of Adam's numbers to these.
     "optim: adam_beta1": lambda run: (

@@ -84,7 +84,6 @@ def test_nothing_to_say_of_any_architecture(config_of: Any, name: str) -> None:
         ("pt", "llama", ("--router_aux_loss_coef", "0.01"), "llama is no mixture of experts"),
         ("sft", "llama", ("--moe_z_loss_coef", "0.01"), "llama is no mixture of experts"),
         ("sft", "gemma2", ("--attn_implementation", "sdpa"), "gemma2 has no sdpa"),
-        ("sft", "llama", ("--dropout_warmup_steps", "10"), "a warm-up of no dropout"),
         ("rl", "llama", ("--hidden_dropout_prob", "0.1"), "completions would be sampled"),
         ("dpo", "llama", ("--attention_probs_dropout_prob", "0.1"), "--disable_dropout False"),
         ("rm", "llama", ("--hidden_dropout_prob", "0.1"), "switched off in this stage"),

@@ -66,10 +66,7 @@ def test_nothing_to_say(flags: list[str]) -> None:
         (["--optim", "apollo_adamw", "--use_peft", "--optim_target_modules", "all-linear"], "an adapter has none"),
         (["--optim", "galore_adamw_8bit", "--optim_target_modules", "all-linear"], "runs on a GPU only"),
         (["--optim", "muon", "--deepspeed", ZERO % 2], "add --max_grad_norm 0"),
-        (
-            ["--optim", "muon", "--deepspeed", OFFLOAD, "--max_grad_norm", "0"],
-            "its matrices must be whole",
-        ),
+        (["--optim", "muon", "--deepspeed", OFFLOAD, "--max_grad_norm", "0"], "its matrices must be whole"),
         (["--deepspeed", '{"bf16": {"enabled": true}}', "--bf16"], "an empty first step in bf16"),
         (["--deepspeed", '{"bf16": {"enabled": "auto"}}', "--bf16"], "use stage 1, 2 or 3"),
         (["--optim_args", "momentum=0.9"], "adamw_torch_fused does not take momentum"),

@@ -188,26 +188,14 @@ def test_rows_that_are_shared(tiny_model: Path, stage: str, flags: list[str]) ->
 @pytest.mark.parametrize(
     ("stage", "flags", "parts"),
     [
-        (
-            "dpo",
-            [],
-            ["fine-tuning: the losses of preferences", "whole answers", "--deepspeed zero3"],
-        ),
+        ("dpo", [], ["fine-tuning: the losses of preferences", "whole answers", "--deepspeed zero3"]),
         ("rm", [], ["the losses of preferences"]),
         ("rl", ["--reward_funcs", "length"], ["reinforcement learning"]),
         ("rl", ["--reward_funcs", "length", "--rl_algorithm", "ppo"], ["reinforcement learning"]),
         ("sft", ["--padding_free", "False"], ["--padding_free False: rows with padding are not shared"]),
         ("pt", ["--streaming", "--max_steps", "2"], ["a stream gives every process records of its own"]),
-        (
-            "sft",
-            ["--train_sampling_strategy", "batch_rebalance"],
-            ["batch_rebalance: it gives rows to single"],
-        ),
-        (
-            "pt",
-            ["--accelerator_config", '{"split_batches": true}'],
-            ["split_batches: it gives rows to"],
-        ),
+        ("sft", ["--train_sampling_strategy", "batch_rebalance"], ["batch_rebalance: it gives rows to single"]),
+        ("pt", ["--accelerator_config", '{"split_batches": true}'], ["split_batches: it gives rows to"]),
         ("pt", ["--label_smoothing_factor", "0.1"], ["label smoothing takes the logits of whole rows"]),
         ("pt", ["--average_tokens_across_devices", "False"], ["each process would divide by its own"]),
         ("sft", ["--torch_compile"], ["--torch_compile: it puts code of its own"]),

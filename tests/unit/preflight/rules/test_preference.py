@@ -1,4 +1,4 @@
-"""Losses of preferences, and options that they do not read."""
+"""Losses of preferences and of reward models, and options that they do not read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hftune.arguments.entry import parse_arguments
-from hftune.preflight.rules.preference import check_preferences
+from hftune.preflight.rules.preference import check_preferences, check_reward
 
 
 def said(flags: str, *, shared: bool = True, padding_free: bool = True) -> list[str]:
@@ -57,3 +57,30 @@ def test_a_padded_row_holds_one_answer() -> None:
 
 def test_the_nearest_loss_is_named() -> None:
     assert "did you mean --loss_type sigmoid?" in said("--loss_type sigmiod")[0]
+
+
+def of_rewards(*flags: str) -> Any:
+    return SimpleNamespace(training_args=parse_arguments("rm", ["--output_dir", "o", *flags]).training)
+
+
+@pytest.mark.parametrize(
+    "flags, place",
+    [
+        (("--label_smoothing_factor", "0.5"), "--label_smoothing"),
+        (("--eval_do_concat_batches", "False"), "--eval_do_concat_batches False"),
+        (("--reward_kind", "process", "--step_separator", ""), "--step_separator"),
+        (("--reward_kind", "process", "--activation_offloading", "True"), "--activation_offloading"),
+    ],
+)
+def test_rewards_that_are_refused(flags: tuple[str, ...], place: str) -> None:
+    assert [problem.place for problem in check_reward(of_rewards(*flags))] == [place]
+
+
+def test_rewards_that_are_fine() -> None:
+    flags = ("--label_smoothing", "0.1", "--score_difference", "weight", "--score_difference_scale", "0.1")
+    assert not list(check_reward(of_rewards(*flags)))
+
+
+def test_smoothing_under_the_trainers_name() -> None:
+    made = of_rewards("--label_smoothing_factor", "0.2").training_args
+    assert (made.label_smoothing, made.label_smoothing_factor) == (0.2, 0.0)

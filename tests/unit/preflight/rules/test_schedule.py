@@ -26,7 +26,6 @@ def said(schedule: str = "linear", **args: Any) -> list[str]:
     [
         ("linear", {}),
         ("cosine", {"min_lr": 1e-4, "num_cycles": 2.0}),
-        ("linear", {"num_cycles": 0.5, "lr_end": 1e-7, "power": 1.0}),
         ("constant", {"min_lr": 0.0}),
         ("polynomial", {"lr_end": 1e-5, "power": 2.0}),
         ("polynomial", {"min_lr": 1e-5, "lr_end": 1e-5}),
@@ -48,8 +47,6 @@ def test_what_fits_together(schedule: str, args: dict[str, Any]) -> None:
         ("cosine", {"min_lr": -1.0}, "is not between 0 and the learning rate"),
         ("constant", {"min_lr": 1e-4}, "never comes down to a lowest rate"),
         ("cosine", {"min_lr": 1e-4, "lr_scheduler_kwargs": {"min_lr": 1e-4}}, "the lowest rate is given twice"),
-        ("linear", {"power": 2.0}, "linear does not read --power"),
-        ("cosine", {"lr_end": 1e-5}, "cosine does not read --lr_end"),
         ("greedy", {"warmup_steps": 5, "optim_name": "x"}, "greedy does not read --warmup_steps"),
         ("polynomial", {"min_lr": 1e-4, "lr_end": 1e-5}, "the end is given twice"),
         ("polynomial", {"lr_end": 1e-3}, "which is not below the learning rate"),

@@ -9,11 +9,12 @@ allocator wastes are not counted, so what is refused for it would fail for certa
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from dataclasses import dataclass
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -22,10 +23,11 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ds_config, ranks, zero
 from hftune.distributed.ds_config import DsConfig
-from hftune.models.adapters.folding import usable_quantisers
 from hftune.models.adapters.freezing import plan_freezing
-from hftune.models.adapters.lora_config import lora_config
+from hftune.models.adapters.lora_config import inject, lora_config
 from hftune.models.loading.build import weight_dtype
+from hftune.models.miniature import Miniature, cut_down
+from hftune.models.structure import checkpointed_layers
 from hftune.on_demand import on_demand
 from hftune.weight_files import weight_shapes
 
@@ -122,10 +124,14 @@ class Setup:
     teacher_bytes: float = 0.0
 
     @property
+    def kept_bytes(self) -> float:
+        """Bytes of a weight while it is trained."""
+        return 2.0 if self.half else self.weight_bytes
+
+    @property
     def gradient_bytes(self) -> float:
         """Bytes of a gradient, which has the dtype of what is trained."""
-        kept = 2.0 if self.half else self.weight_bytes
-        return kept if self.adapter_bytes is None else self.adapter_bytes
+        return self.kept_bytes if self.adapter_bytes is None else self.adapter_bytes
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,7 @@ def estimate(size: ModelSize, setup: Setup) -> Need:
     # Stage 1 spreads optimizer states, 2 gradients as well, 3 weights as well.
     shares = [setup.processes if setup.zero_stage >= stage else 1 for stage in (1, 2, 3)]
     by_optimizer, by_gradients, by_weights = shares
-    kept = 2.0 if setup.half else setup.weight_bytes
+    kept = setup.kept_bytes
     packed = 0.0 if setup.packed_bytes is None else size.packed * setup.packed_bytes
     plain = size.weights - (size.packed if setup.packed_bytes is not None else 0)
     spare = kept if setup.spare_bytes is None else setup.spare_bytes
@@ -239,42 +245,39 @@ def adapter_parameters(bare: PreTrainedModel, adapter_args: AdapterArguments) ->
     if adapter_args.continued_adapter:
         shapes = weight_shapes(adapter_args.continued_adapter).values()
         return sum(torch.Size(shape).numel() for shape in shapes)
-    # Counted on a model without weights, so that an adapter of any size costs no memory.
-    config = lora_config(bare, adapter_args)
-    config.init_lora_weights = False  # whose values, some of them made from the base's, do not matter here
-    return count_adapter(bare, config)
+    return try_adapter(bare, lora_config(bare, adapter_args))[1]
 
 
-def count_adapter(bare: PreTrainedModel, config: LoraConfig) -> int:
-    """Parameters that this adapter would add to, or train in, the model, which is not changed."""
-    key = adapter_key(bare, config)
-    if key not in _counted:
-        # On the meta device: the shapes are all that is counted.
-        with zero.no_partitioning(), torch.device("meta"), warnings.catch_warnings(), usable_quantisers():
-            warnings.simplefilter("ignore")  # peft warns about the same things when it makes the real one
-            # In a copy: what peft freezes stays frozen when the adapter is taken off again.
-            adapted = get_peft_model(copy.deepcopy(bare), config, autocast_adapter_dtype=False)
-            _counted[key] = trained_parameters(adapted)
-    return _counted[key]
+def try_adapter(bare: PreTrainedModel, config: LoraConfig) -> tuple[nn.Module, int]:
+    """A copy of a skeleton with an adapter, and how many parameters are trained in the whole model with it.
+
+    The copy has one layer of each kind where the adapter treats all of them alike: peft takes 1 ms a module.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: Whatever peft cannot do with this model and config.
+    """
+    config.init_lora_weights = True  # the factors, some of them made from the base's values, are nothing to look at
+    small = _in_small(bare, config)
+    # On the meta device, where an adapter of any size costs no memory.
+    with zero.no_partitioning(), torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft warns about the same things when it makes the real one
+        # In a copy: what peft freezes stays frozen when the adapter is taken off again.
+        adapted = inject(small.model if small else copy.deepcopy(bare), config, autocast_adapter_dtype=False)
+    return adapted, _trained(adapted) + (small.added_by_others(_trained) if small else 0)
 
 
-def note_adapter(key: str, parameters: int) -> None:
-    """Store the parameters of an adapter that was made elsewhere, so that `count_adapter` need not make it."""
-    _counted[key] = parameters
+def _in_small(bare: PreTrainedModel, config: LoraConfig) -> Miniature | None:
+    named = (config.target_modules, config.exclude_modules, config.target_parameters, config.modules_to_save)
+    words = [name for names in named for name in ([names] if isinstance(names, str) else names or [])]
+    regex = isinstance(config.target_modules, str) and config.target_modules != "all-linear"
+    layers = checkpointed_layers(bare)
+    # Patterns and numbers may mean certain layers, and the small model has one of each kind.
+    if layers is None or regex or config.rank_pattern or config.alpha_pattern or re.search(r"\d", " ".join(words)):
+        return None
+    return cut_down(bare, None, [None] * len(getattr(*layers)))
 
 
-_counted: dict[str, int] = {}
-"""Parameters of the adapters that were made on a skeleton so far, by `adapter_key`: making one takes 0.2 s."""
-
-
-def adapter_key(bare: PreTrainedModel, config: LoraConfig) -> str:
-    """A key of all that decides how many parameters an adapter has; its initial values do not."""
-    shapes = [(name, tuple(parameter.shape)) for name, parameter in bare.named_parameters()]
-    return repr((shapes, sorted({**config.to_dict(), "init_lora_weights": None}.items(), key=str)))
-
-
-def trained_parameters(model: nn.Module) -> int:
-    """The number of parameters that require a gradient."""
+def _trained(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.recomputation import Recomputation
@@ -19,10 +20,7 @@ def single_changes(planner: Planner, asked: Choice) -> Iterator[Choice]:
     """The run as asked with one setting changed, for each change that makes sense here."""
     yield from stages(planner, asked)
     yield from recomputations(asked)
-    if not asked.adapter.use_peft:
-        yield with_adapter(planner, asked, quantised=False)
-    if not asked.adapter.quantised:
-        yield with_adapter(planner, asked, quantised=True)
+    yield from islice(ways(planner, asked), 1, None)
     yield from smaller(asked)
 
 
@@ -55,16 +53,11 @@ def stages(planner: Planner, choice: Choice) -> Iterator[Choice]:
         if choice.adapter.load_in_8bit and name.startswith("zero3"):
             # Trains with a wrong loss (bitsandbytes issue 1451); `rules/quantisation.py` refuses it as well.
             continue
-        if choice.deepspeed is not None and _same_stage(choice, name):
+        # Every shipped *_offload config offloads the optimizer; weights follow from the stage, so they need no look.
+        asked = f"zero{choice.setup.zero_stage}" + "_offload" * choice.setup.offload_optimizer
+        if choice.deepspeed is not None and asked == name:
             continue
         yield staged(planner, choice, name)
-
-
-def _same_stage(choice: Choice, name: str) -> bool:
-    setup = choice.setup
-    # Every shipped *_offload config offloads the optimizer; weights follow from the stage, so they need no look.
-    asked = f"zero{setup.zero_stage}" + ("_offload" if setup.offload_optimizer else "")
-    return asked == name
 
 
 def staged(planner: Planner, choice: Choice, name: str) -> Choice:

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hftune.distributed.ds_config import DsConfig
+from hftune.distributed.ranks import Mesh
 from hftune.models.kernels.chunked_heads import CHUNK_BYTES, KEPT_BYTES
 from hftune.models.structure import attention_layers, head_size, routed_weights
 from hftune.preflight.estimating.work import Generation
@@ -84,7 +85,7 @@ def bucket(config: DsConfig | None, name: str, auto: int, default: int = _BUCKET
 
 def buffers(size: ModelSize, setup: Setup, config: DsConfig | None, largest: Largest) -> Buffers:
     """The buffers of DistributedDataParallel, or of a ZeRO stage (DeepSpeed 0.19)."""
-    kept = 2.0 if setup.half else setup.weight_bytes
+    kept = setup.kept_bytes
     if not setup.deepspeed:
         # DistributedDataParallel copies gradients into buckets of its own (`gradient_as_bucket_view` is off).
         return Buffers(standing=size.trained * setup.gradient_bytes if setup.processes > 1 else 0.0)
@@ -164,48 +165,41 @@ class Head:
     backward: float = 0.0
 
 
-@dataclass(frozen=True)
-class HeadSizes:
-    """Sizes of the head and of its input.
+def answer_head(
+    *,
+    tokens: int,
+    words: int,
+    hidden: int,
+    hidden_bytes: int,
+    weight_bytes: int,
+    trained: bool,
+    on_cpu: bool,
+    weighted: bool,
+) -> Head:
+    """The bytes of `answer_log_probs`, or of `weighted_loss`.
 
     Args:
-        tokens: Scored ones of a micro batch.
-        hidden: Size of a hidden state.
+        tokens: Scored ones of a micro batch: of answers, or all of a row where it is not known how long answers are.
         words: Of the vocabulary, padding included.
+        hidden: Size of a hidden state.
         hidden_bytes: Of a number of the last hidden states.
         weight_bytes: Of a weight of the head.
         trained: Whether the head's weights get a gradient.
         on_cpu: Where chunks are smaller.
-    """
-
-    tokens: int
-    hidden: int
-    words: int
-    hidden_bytes: float
-    weight_bytes: float
-    trained: bool
-    on_cpu: bool
-
-
-def answer_head(sizes: HeadSizes, *, weighted: bool = False) -> Head:
-    """The bytes of `answer_log_probs`, or of `weighted_loss`.
-
-    Args:
-        sizes: `tokens` of answers; all of a row where it is not known how long answers are.
         weighted: Whether the loss is known beforehand, so that a trained head finds its gradient on the way.
     """
-    logits = sizes.tokens * sizes.words * 4.0
-    most = float(CHUNK_BYTES["cpu" if sizes.on_cpu else "cuda"])
+    logits = tokens * words * 4.0
+    most = float(CHUNK_BYTES["cpu" if on_cpu else "cuda"])
     chunk, several = min(logits, most), logits > most
-    low = chunk / 2 if sizes.hidden_bytes < 4 else 0.0
+    low = chunk / 2 if hidden_bytes < 4 else 0.0
     # Picked from all of the batch's, and their gradient, which is scaled in place in the backward pass.
-    states = sizes.tokens * sizes.hidden * sizes.hidden_bytes
-    if not sizes.trained:
+    states = tokens * hidden * hidden_bytes
+    if not trained:
         return Head(forward=2 * states + CHUNKS * chunk, kept=2 * states)
-    weights = sizes.words * sizes.hidden * sizes.weight_bytes
+    weights = words * hidden * weight_bytes
     if weighted:
         # The head's own gradient is made chunk by chunk on the way forward; several chunks add up in float32.
-        found = sizes.words * sizes.hidden * 4.0 if several else weights
+        found = words * hidden * 4.0 if several else weights
         kept = 2 * states + found
         return Head(forward=kept + CHUNKS * chunk, kept=kept, backward=weights if found != weights else 0.0)
     # Few enough logits wait for the backward pass, which then need not project again.
@@ -216,40 +210,10 @@ def answer_head(sizes: HeadSizes, *, weighted: bool = False) -> Head:
     return Head(forward=states + 2 * chunk + low, kept=states, backward=states + 3 * weights)
 
 
-def scores_of_words(tokens: int, words: int) -> float:
-    """The bytes of sampling one token for each of `tokens` rows."""
-    # 16-bit logits, and three in float32: the logits cast, sorted (top-p), and as probabilities.
-    return tokens * words * (2.0 + 3 * 4.0)
-
-
-@dataclass(frozen=True)
-class Degrees:
-    """Degrees of parallelism within one model, in addition to ZeRO.
-
-    Args:
-        tensor: Tensor-parallel processes: they share the matrices of a layer.
-        sequence: Sequence-parallel processes: they share the tokens of a row.
-        expert: Expert-parallel processes: they share the experts of a layer.
-    """
-
-    tensor: int = 1
-    sequence: int = 1
-    expert: int = 1
-
-    @property
-    def activations(self) -> float:
-        """The share of activations in each process, 0 to 1."""
-        # arXiv:2205.05198, equation 2: of 34 bytes a token and hidden element 10 (norms, dropouts, inputs) are not
-        # split.
-        return (10 + 24 / self.tensor) / 34
-
-    def same_parts(self, setup: Setup) -> Setup:
-        """The setup with those processes that ZeRO shards over: the ones with the same slices of matrices."""
-        # Sequence-parallel processes hold the same weights, so ZeRO shards over them as over data-parallel ones.
-        return replace(setup, processes=max(1, setup.processes // self.tensor))
-
-
-ALONE = Degrees()
+def same_parts(setup: Setup, mesh: Mesh) -> Setup:
+    """The setup with those processes that ZeRO shards over: the ones with the same slices of matrices."""
+    # Sequence-parallel processes hold the same weights, so ZeRO shards over them as over data-parallel ones.
+    return replace(setup, processes=max(1, setup.processes // mesh.tensor))
 
 
 @dataclass(frozen=True)
@@ -286,15 +250,15 @@ class Parts:
             sum(one.numel() for one in experts if chosen is None or id(one) in chosen),
         )
 
-    def tensor_share(self, degrees: Degrees) -> float:
+    def tensor_share(self, mesh: Mesh) -> float:
         """The share of the weights in each tensor-parallel process, 0 to 1."""
         outside = self.ends / max(1, self.all)
-        return outside + (1 - outside) / degrees.tensor
+        return outside + (1 - outside) / mesh.tensor
 
 
-def shared_size(size: ModelSize, parts: Parts, degrees: Degrees) -> ModelSize:
+def shared_size(size: ModelSize, parts: Parts, mesh: Mesh) -> ModelSize:
     """The numbers of parameters in each process, before ZeRO shards them."""
-    share, away = parts.tensor_share(degrees), 1 - 1 / degrees.expert
+    share, away = parts.tensor_share(mesh), 1 - 1 / mesh.expert
     return replace(
         size,
         weights=round(size.weights * share - parts.experts * away),
@@ -302,7 +266,7 @@ def shared_size(size: ModelSize, parts: Parts, degrees: Degrees) -> ModelSize:
     )
 
 
-def shared_need(size: ModelSize, setup: Setup, parts: Parts, degrees: Degrees) -> Need:
+def shared_need(size: ModelSize, setup: Setup, parts: Parts, mesh: Mesh) -> Need:
     """What one process needs.
 
     ZeRO shards experts over the processes that hold the same ones, and everything else over all.
@@ -310,12 +274,12 @@ def shared_need(size: ModelSize, setup: Setup, parts: Parts, degrees: Degrees) -
     # Every process reads the whole checkpoint and keeps its slice afterwards, so loading costs what it does without
     # parallelism.
     loading = estimate(size, setup)
-    if degrees.expert == 1:
-        return _loaded(estimate(shared_size(size, parts, degrees), degrees.same_parts(setup)), loading)
-    experts = ModelSize(parts.experts // degrees.expert, parts.trained_experts // degrees.expert)
+    if mesh.expert == 1:
+        return _loaded(estimate(shared_size(size, parts, mesh), same_parts(setup, mesh)), loading)
+    experts = ModelSize(parts.experts // mesh.expert, parts.trained_experts // mesh.expert)
     others = replace(size, weights=size.weights - parts.experts, trained=size.trained - parts.trained_experts)
     # Experts are estimated as a model of their own: AutoEP gives them a smaller group of processes to be sharded over.
-    alike = replace(setup, processes=max(1, setup.processes // degrees.expert))
+    alike = replace(setup, processes=max(1, setup.processes // mesh.expert))
     one, other = estimate(others, setup), estimate(experts, alike)
     both = replace(
         one,
@@ -331,76 +295,14 @@ def _loaded(need: Need, loading: Need) -> Need:
     return replace(need, loading=loading.loading, loads_on_host=loading.loads_on_host)
 
 
-def shared_largest(largest: Largest, layer_experts: int, degrees: Degrees) -> Largest:
+def shared_largest(largest: Largest, layer_experts: int, mesh: Mesh) -> Largest:
     """The largest weights that ZeRO-3 gathers in each process.
 
     Args:
         layer_experts: Parameters of a layer's experts.
     """
-    layer = largest.layer - layer_experts * (1 - 1 / degrees.expert)
-    return replace(largest, layer=round(layer / degrees.tensor))
-
-
-def dispatched_bytes(tokens: int, chosen: int, hidden: int, itemsize: int, degrees: Degrees) -> float:
-    """The bytes of tokens sent to experts and back, on top of what a layer keeps, if routing is balanced.
-
-    AutoEP (DeepSpeed 0.19.8) has four copies of what it sends at a time: received, put in the order of experts, put
-    back, and returned.
-
-    Args:
-        tokens: Of a micro batch.
-        chosen: Experts that a token goes to.
-        itemsize: Bytes of a number.
-    """
-    return 4.0 * tokens * chosen * hidden * itemsize if degrees.expert > 1 else 0.0
-
-
-def generation_needs(
-    generation: Generation,
-    setup: Setup,
-    size: ModelSize,
-    buffers: Buffers,
-    *,
-    config: Any,
-    training_args: Any,
-    dtype: str,
-    compute: torch.dtype,
-) -> tuple[list[Moment], float]:
-    """The moment in which completions are sampled, and the bytes of reward models, which are always there.
-
-    Args:
-        generation: What is drawn.
-        setup: How the model is kept.
-        size: Of the model.
-        buffers: Of training, which are there as well.
-        config: Of the text model.
-        training_args: `RLArguments`.
-        dtype: That reward models are loaded in, or auto.
-        compute: That the model computes in.
-    """
-    # `auto` is the checkpoint's dtype, which is not read for a plan: float32 is the most that it can be.
-    itemsize = 4 if dtype == "auto" else getattr(torch, dtype).itemsize
-    judges = sum(weights_of(path) for path in training_args.reward_model_path or []) * float(itemsize)
-    need = estimate(size, setup)
-    parts = {
-        "weights": need.weights,
-        # Without --ds3_gather_for_generation False, ZeRO-3 puts the whole model together to generate.
-        "gathered": _gathered(setup, size, gathers=getattr(training_args, "ds3_gather_for_generation", True)),
-        "optimizer": need.optimizer,
-        "buffers": buffers.standing,
-        "activations": cache_bytes(config, generation, compute.itemsize),
-        "loss": scores_of_words(generation.rows, config.vocab_size),
-        "other": judges,
-    }
-    # The table has no column for it: what ZeRO-3 gathers here are weights.
-    parts["weights"] += parts.pop("gathered")
-    return [Moment("generation", parts)], judges
-
-
-def _gathered(setup: Setup, size: ModelSize, *, gathers: bool) -> float:
-    if setup.zero_stage < 3 or not gathers:
-        return 0.0
-    return (size.weights + size.adapter) * (2.0 if setup.half else setup.weight_bytes)
+    layer = largest.layer - layer_experts * (1 - 1 / mesh.expert)
+    return replace(largest, layer=round(layer / mesh.tensor))
 
 
 def cache_bytes(config: Any, generation: Generation, itemsize: int) -> float:

@@ -44,60 +44,54 @@ class Plan:
         return self.device <= free.device and self.host * setup.local_processes <= free.host
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step as `moments` needs it.
+def moments(
+    standing: dict[str, float],
+    profile: Profile,
+    head: Head,
+    *,
+    layer_gradients: float,
+    tail_gradients: float,
+    grows: bool,
+    reference: float | None,
+    at_work: float,
+    optimizer_extra: float,
+) -> Iterable[Moment]:
+    """The moments of a step that may be its peak.
 
     Args:
+        standing: Bytes in use all the time where the process trains, by part: gradients are all of them, weights those
+            of a reference model too.
         profile: Of the layers.
         head: What is not traced of head and loss.
         layer_gradients: Bytes of the gradients of a layer, as they appear.
         tail_gradients: Of the head.
         grows: Whether gradients appear in the backward pass and go with the step; else they stay between micro steps.
         reference: Bytes that a forward pass of the reference takes on top of what the policy has kept; None: none runs.
-        extra: While a layer is at work: a weight that is made whole of packed ones.
-    """
-
-    profile: Profile
-    head: Head
-    layer_gradients: float
-    tail_gradients: float
-    grows: bool
-    reference: float | None = None
-    extra: float = 0.0
-
-
-def moments(standing: dict[str, float], step: Step, optimizer_extra: float) -> Iterable[Moment]:
-    """The moments of a step that may be its peak.
-
-    Args:
-        standing: Bytes in use all the time where the process trains, by part: gradients are all of them, weights those
-            of a reference model too.
+        at_work: Bytes while a layer is at work: a weight that is made whole of packed ones, tokens sent to experts.
         optimizer_extra: Bytes while the optimizer runs, above its states and gradients.
     """
-    profile, head = step.profile, step.head
     peak, end = forward_levels(profile)
     # Gradients that stay are there from the second micro step on, which is the one that needs most.
-    early = 0.0 if step.grows else standing["gradients"]
+    early = 0.0 if grows else standing["gradients"]
 
     def at(name: str, activations: float, loss: float = 0.0, gradients: float = early, **more: float) -> Moment:
         return Moment(name, {**standing, "gradients": gradients, "activations": activations, "loss": loss, **more})
 
-    yield at("forward pass", peak + step.extra)
+    yield at("forward pass", peak + at_work)
     yield at("loss", end, head.forward)
-    if step.reference is not None:
+    if reference is not None:
         # The policy's activations wait while the reference runs, so both count at once.
-        yield at("reference", profile.all_kept + step.reference, head.kept)
+        yield at("reference", profile.all_kept + reference, head.kept)
         yield at("loss of the reference", profile.all_kept, head.kept + head.forward)
     # The head, the layers from last to first, the embeddings.
     levels = list(backward_peaks(profile))
     yield at("backward pass, head", levels[0], head.kept + head.backward)
     gradients = early
     for level in levels[1:-1]:
-        if step.grows:
+        if grows:
             # The head's gradient exists before the last layer's. Layers have an average share, whose sum may round up.
-            gradients = min(standing["gradients"], (gradients or step.tail_gradients) + step.layer_gradients)
-        yield at("backward pass, layers", level + step.extra, 0.0, gradients)
+            gradients = min(standing["gradients"], (gradients or tail_gradients) + layer_gradients)
+        yield at("backward pass, layers", level + at_work, 0.0, gradients)
     yield at("backward pass, embeddings", levels[-1], 0.0, standing["gradients"])
     # The backward pass has freed all activations by then.
     yield at("optimizer", 0.0, 0.0, standing["gradients"], optimizer=standing["optimizer"] + optimizer_extra)

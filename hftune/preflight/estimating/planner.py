@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,34 +14,33 @@ from hftune.arguments.recomputation import Recomputation
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.distributed.ds_config import DsConfig
+from hftune.distributed.ranks import Mesh
 from hftune.errors import ArgumentError
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.loading.build import weight_dtype
 from hftune.models.structure import checkpointed_layers, experts_per_token
 from hftune.preflight.estimating.parts import (
-    ALONE,
     PARTS,
     Buffers,
-    Degrees,
     Head,
-    HeadSizes,
     Largest,
     Moment,
     Parts,
     answer_head,
     buffers,
-    dispatched_bytes,
-    generation_needs,
+    cache_bytes,
+    same_parts,
     shared_largest,
     shared_need,
     shared_size,
     step_extra,
+    weights_of,
 )
-from hftune.preflight.estimating.plan import Plan, Step, highest, moments
+from hftune.preflight.estimating.plan import Plan, highest, moments
 from hftune.preflight.estimating.profiles import Batch, Profile, formula_profile, marks, offloaded, scaled
 from hftune.preflight.estimating.work import ANSWERS, WEIGHTED, Numerics, Work, numerics_of, work_of
 from hftune.preflight.facts import Facts
-from hftune.preflight.memory import ModelSize, Setup, model_size, packed_linears, run_setup
+from hftune.preflight.memory import ModelSize, Setup, estimate, model_size, packed_linears, run_setup
 
 CONTEXT = 0.55 * 2**30
 """Bytes of a CUDA context with its kernels: a round figure of H100 and H200 under CUDA 12 and 13."""
@@ -64,7 +63,7 @@ class Choice:
         deepspeed: The DeepSpeed config, or None.
         work: The micro step.
         recompute: What is computed again; None: nothing.
-        degrees: Of parallelism.
+        mesh: Processes that share the work of one model, in addition to ZeRO.
     """
 
     flags: str
@@ -73,7 +72,7 @@ class Choice:
     deepspeed: DsConfig | None
     work: Work
     recompute: Recomputation | None
-    degrees: Degrees = ALONE
+    mesh: Mesh
 
 
 class Untraceable(Exception):
@@ -114,11 +113,7 @@ class Planner:
             training_args.ds_resolved,
             work_of(training_args, self.attention, adapted=self.adapter_args.use_peft),
             training_args.recomputation,
-            Degrees(
-                training_args.tensor_parallel_size,
-                training_args.sequence_parallel_size,
-                training_args.expert_parallel_size,
-            ),
+            training_args.mesh,
         )
 
     def size(self, adapter_args: AdapterArguments) -> ModelSize:
@@ -143,40 +138,61 @@ class Planner:
         away = 0.0
         if choice.recompute is not None and choice.recompute.offload and not setup.on_cpu:
             profile, away = offloaded(profile, marks(choice.recompute, len(profile.kinds)))
-        degrees, parts = choice.degrees, self.parts(choice.adapter)
+        mesh, parts = choice.mesh, self.parts(choice.adapter)
         # `need` is for weights and states; `held`, not yet sharded by ZeRO, sizes the buffers that gather and reduce.
-        need, held = shared_need(size, setup, parts, degrees), shared_size(size, parts, degrees)
-        alike = degrees.same_parts(setup)
-        largest = shared_largest(self.largest, parts.experts // max(1, len(profile.kinds)), degrees)
+        need, held = shared_need(size, setup, parts, mesh), shared_size(size, parts, mesh)
+        alike = same_parts(setup, mesh)
+        largest = shared_largest(self.largest, parts.experts // max(1, len(profile.kinds)), mesh)
         extra = buffers(held, alike, choice.deepspeed, largest)
-        head = self._head(choice, numerics, profile)
         later, other = self._generation(choice, size, extra, numerics)
         standing = dict.fromkeys(PARTS, 0.0) | {"weights": need.weights, "gradients": need.gradients, "other": other}
         standing |= {"optimizer": need.optimizer, "buffers": extra.standing + extra.gathered}
-        step = self._step(choice, numerics, profile, head, reference if work.reference else None)
-        optimizer = extra.step + step_extra(held, alike, self.training_args.optim_name, largest)
-        found = [*moments(standing, step, optimizer), *later]
-        return highest(found, need, setup, extra.pinned + away, self.context(setup), untraced)
+        # Layers alike have alike gradients; in full training head and embeddings have theirs as well.
+        outside = self.largest.module if not choice.adapter.use_peft else 0
+        found = moments(
+            standing,
+            profile,
+            self._head(choice, numerics, profile),
+            layer_gradients=max(0.0, (size.trained - outside) / max(1, len(profile.kinds))) * setup.gradient_bytes,
+            tail_gradients=outside * setup.gradient_bytes,
+            # The Trainer sets gradients to None after a step; DeepSpeed keeps its own, and accumulation needs them.
+            grows=not setup.deepspeed and work.accumulation == 1,
+            reference=reference if work.reference else None,
+            at_work=self._at_work(choice, numerics),
+            optimizer_extra=extra.step + step_extra(held, alike, self.training_args.optim_name, largest),
+        )
+        return highest([*found, *later], need, setup, extra.pinned + away, self.context(setup), untraced)
 
     def least(self, choice: Choice) -> Plan:
         """The memory that weights, gradients and optimizer take: what a choice needs for certain."""
-        need = shared_need(self.size(choice.adapter), choice.setup, self.parts(choice.adapter), choice.degrees)
+        need = shared_need(self.size(choice.adapter), choice.setup, self.parts(choice.adapter), choice.mesh)
         parts = {"weights": need.weights, "gradients": need.gradients, "optimizer": need.optimizer}
         return highest([Moment("training", parts)], need, choice.setup, pinned=0.0, context=0.0, untraced=None)
 
     def _generation(
         self, choice: Choice, size: ModelSize, extra: Buffers, numerics: Numerics
     ) -> tuple[list[Moment], float]:
-        """What RL needs in addition to training; nothing for other stages."""
-        if choice.work.generation is None:
+        """The moment in which RL samples completions, and the bytes of reward models, which are always there."""
+        drawn, setup, args = choice.work.generation, choice.setup, cast(Any, self.training_args)
+        if drawn is None:
             return [], 0.0
-        return generation_needs(
-            *(choice.work.generation, choice.setup, size, extra),
-            config=self.bare.config.get_text_config(),
-            training_args=self.training_args,
-            dtype=self.model_args.dtype,
-            compute=numerics.compute,
-        )
+        config, dtype = self.bare.config.get_text_config(), self.model_args.dtype
+        # `auto` is the checkpoint's dtype, which is not read for a plan: float32 is the most that it can be.
+        itemsize = 4.0 if dtype == "auto" else float(getattr(torch, dtype).itemsize)
+        judges = sum(map(weights_of, args.reward_model_path or [])) * itemsize
+        need = estimate(size, setup)
+        # Without --ds3_gather_for_generation False, ZeRO-3 puts the whole model together to generate.
+        whole = setup.zero_stage == 3 and args.ds3_gather_for_generation
+        parts = {
+            "weights": need.weights + (size.weights + size.adapter) * setup.kept_bytes * whole,
+            "optimizer": need.optimizer,
+            "buffers": extra.standing,
+            "activations": cache_bytes(config, drawn, numerics.compute.itemsize),
+            # 16-bit logits of a token a row, and three in float32: cast, sorted (top-p), and as probabilities.
+            "loss": drawn.rows * config.vocab_size * (2.0 + 3 * 4.0),
+            "other": judges,
+        }
+        return [Moment("generation", parts)], judges
 
     def parts(self, adapter_args: AdapterArguments) -> Parts:
         """The numbers of parameters by the kind of parallelism that splits them."""
@@ -213,9 +229,9 @@ class Planner:
         """The profile of a step, the bytes of a forward pass without gradients, and why neither was traced."""
         work = choice.work
         batch = Batch(*((1, work.rows * work.tokens) if work.flat else (work.rows, work.tokens)), work.masked)
-        if choice.degrees.sequence > 1:
+        if choice.mesh.sequence > 1:
             # All rows end to end, of which rank 0 has the longest slice: rounded up.
-            batch = Batch(1, -(-work.rows * work.tokens // choice.degrees.sequence))
+            batch = Batch(1, -(-work.rows * work.tokens // choice.mesh.sequence))
         # A trace takes seconds and knows nothing of sharding or the optimizer: most choices of a table share one.
         key = (
             _method(choice.adapter),
@@ -234,8 +250,10 @@ class Planner:
                 rough = formula_profile(self.bare, batch, numerics, choice.recompute, work)
                 self._profiles[key] = (*rough, str(problem))
         profile, reference, untraced = self._profiles[key]
-        if choice.degrees.tensor > 1:
-            return scaled(profile, choice.degrees.activations), reference, untraced
+        if choice.mesh.tensor > 1:
+            # arXiv:2205.05198, equation 2: of 34 bytes a token and hidden element 10 (norms, dropouts, inputs) are not
+            # split.
+            return scaled(profile, (10 + 24 / choice.mesh.tensor) / 34), reference, untraced
         return profile, reference, untraced
 
     def older_checkpoint(self, choice: Choice) -> bool:
@@ -249,43 +267,30 @@ class Planner:
         config = self.bare.config.get_text_config()
         # An adapter trains the head only where it is saved whole, or tied to embeddings that are.
         named = {"lm_head", "embed_tokens"} & {*(choice.adapter.lora_modules_to_save or [])}
-        sizes = HeadSizes(
-            tokens=work.scored_tokens // choice.degrees.sequence,
+        return answer_head(
+            tokens=work.scored_tokens // choice.mesh.sequence,
             hidden=config.hidden_size,
             words=config.vocab_size,
             hidden_bytes=profile.hidden_bytes,
             weight_bytes=numerics.head.itemsize,
             trained=bool(named) if choice.adapter.use_peft else True,
             on_cpu=choice.setup.on_cpu,
+            weighted=work.head == WEIGHTED,
         )
-        return answer_head(sizes, weighted=work.head == WEIGHTED)
 
-    def _step(self, choice: Choice, numerics: Numerics, profile: Profile, head: Head, reference: int | None) -> Step:
-        setup, size = choice.setup, self.size(choice.adapter)
-        layers = len(profile.kinds)
-        # Layers alike have alike gradients; in full training head and embeddings have theirs as well.
-        outside = self.largest.module if not choice.adapter.use_peft else 0
-        per_layer = max(0.0, (size.trained - outside) / max(1, layers)) * setup.gradient_bytes
-        unpacked = 0.0
+    def _at_work(self, choice: Choice, numerics: Numerics) -> float:
+        """The bytes while a layer is at work, on top of what it keeps."""
+        found = 0.0
         if numerics.packed is not None:
             # A quantised linear is made whole for its product, one at a time: the largest counts.
-            unpacked = max(linear.weight.numel() for linear in packed_linears(self.bare)) * numerics.packed.itemsize
-        return Step(
-            profile=profile,
-            head=head,
-            layer_gradients=per_layer,
-            tail_gradients=outside * setup.gradient_bytes,
-            # The Trainer sets gradients to None after a step; DeepSpeed keeps its own, and accumulation needs them.
-            grows=not setup.deepspeed and choice.work.accumulation == 1,
-            reference=reference,
-            extra=unpacked + self._dispatched(choice, numerics),
-        )
-
-    def _dispatched(self, choice: Choice, numerics: Numerics) -> float:
-        config = self.bare.config.get_text_config()
-        chosen = experts_per_token(config)
-        tokens, itemsize = choice.work.tokens_per_micro_step, numerics.compute.itemsize
-        return dispatched_bytes(tokens, chosen, config.hidden_size, itemsize, choice.degrees)
+            found += max(linear.weight.numel() for linear in packed_linears(self.bare)) * numerics.packed.itemsize
+        if choice.mesh.expert > 1:
+            # AutoEP (DeepSpeed 0.19.8) has four copies of the tokens that it sends to experts at a time: received, put
+            # in the order of experts, put back, and returned; about as many in each process if routing is balanced.
+            config = self.bare.config.get_text_config()
+            sent = choice.work.tokens_per_micro_step * experts_per_token(config) * config.hidden_size
+            found += 4.0 * sent * numerics.compute.itemsize
+        return found
 
 
 def _method(adapter_args: AdapterArguments) -> tuple[bool, bool, bool]:

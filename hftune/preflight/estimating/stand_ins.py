@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -55,60 +55,30 @@ def count_attention(*, shared: bool) -> None:
 COUNTED_EXPERTS = "hftune_counted"
 
 
-class _GroupedMatmul(torch.autograd.Function):
-    """Save for backward what `grouped_mm` saves, its input and the weights of all experts; computes nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, width: int) -> torch.Tensor:
-        ctx.save_for_backward(tokens, weight)
-        return tokens.new_empty((tokens.shape[0], width))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        wanted = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        # The weights' gradient has the shape of all experts, however few of them got a token.
-        tokens, weight = (torch.empty_like(one) if needed else None for one, needed in wanted)
-        return tokens, weight, None
-
-
-class Experts(Protocol):
-    """What transformers' `use_experts_implementation` (`integrations/moe.py`, 5.23) guarantees of a layer's experts."""
-
-    has_gate: bool
-    is_transposed: bool
-    # A layer with a gate has the first matrix, one without it the second.
-    gate_up_proj: torch.Tensor
-    up_proj: torch.Tensor
-    down_proj: torch.Tensor
-
-    def act_fn(self, hidden: torch.Tensor, /) -> torch.Tensor:
-        """The activation between the two matrices of a layer without a gate."""
-
-    def _apply_gate(self, gate_up: torch.Tensor, /) -> torch.Tensor:
-        """The activation and product of a layer with a gate: half the width remains."""
-
-
 def counted_experts(
-    self: Experts, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Allocate the tensors of transformers' `grouped_mm_experts_forward`, in its order.
+    """Allocate the tensors of transformers' `grouped_mm_experts_forward` (5.23), in its order.
 
     Args:
         hidden_states: (tokens, hidden size).
         top_k_index: (tokens, experts a token), and their weights alike.
     """
     tokens, chosen = top_k_index.shape
+
+    def product(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        # transformers' own operator, which takes any dtype without data; torch's (2.13) takes bfloat16 alone there.
+        offsets = torch.empty(len(weight), dtype=torch.int32)
+        weight = weight if self.is_transposed else weight.transpose(-2, -1)
+        out: torch.Tensor = torch.ops.transformers.grouped_mm_fallback(states.to(weight.dtype), weight, offsets)
+        return out
+
     # In the place of a sort by expert, which looks at values: an index of the same size and dtype.
     order = torch.empty_like(top_k_index.reshape(-1))
     selected = hidden_states[order // chosen]
     shares = top_k_weights.reshape(-1)[order]
-    weight = self.gate_up_proj if self.has_gate else self.up_proj
-    width = weight.shape[-1] if self.is_transposed else weight.shape[-2]
-    # `grouped_mm` knows no autocast: transformers casts its input to the weights' dtype, and so does this.
-    out = _GroupedMatmul.apply(selected.to(weight.dtype), weight, width)
-    out = self._apply_gate(out) if self.has_gate else self.act_fn(out)
-    weight = self.down_proj
-    out = _GroupedMatmul.apply(out.to(weight.dtype), weight, hidden_states.shape[-1])
+    out = product(selected, self.gate_up_proj if self.has_gate else self.up_proj)
+    out = product(self._apply_gate(out) if self.has_gate else self.act_fn(out), self.down_proj)
     weighted = (out * shares.unsqueeze(-1))[order]
     return weighted.view(tokens, chosen, -1).sum(dim=1).to(hidden_states.dtype)
 

@@ -37,7 +37,7 @@ def traced_step(planner: Planner, choice: Choice, numerics: Numerics, batch: Bat
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     miniature, marked = _miniature(planner, choice)
-    count_attention(shared=choice.degrees.sequence > 1)
+    count_attention(shared=choice.mesh.sequence > 1)
     # Both traces run inside: tensors of one fake mode cannot meet those of another.
     with quiet(), FakeTensorMode():
         _ready(planner, miniature, marked, choice, numerics)

@@ -83,7 +83,7 @@ class Work:
         """The same global batch in micro steps of another size, which must divide this one."""
         factor = self.examples // examples
         fewer = self.rows // factor
-        generation = self.generation  # sampled for the whole global batch at once, whatever the micro steps
+        # What is generated stays: it is sampled for the whole global batch at once, whatever the micro steps.
         return replace(
             self,
             examples=examples,
@@ -91,7 +91,6 @@ class Work:
             # A single row has no padding, and needs no mask.
             masked=self.masked and (fewer > 1 or self.flat),
             accumulation=self.accumulation * factor,
-            generation=generation,
         )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
-from dataclasses import dataclass
 
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.stage_table import RunArguments
@@ -20,21 +20,12 @@ from hftune.preflight.estimating.traced_step import traced_step
 from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.memory import Free
 from hftune.preflight.model_folder import check_model_folder
-from hftune.preflight.recomputed_share import choose_recomputed_share
 from hftune.preflight.rules.quantisation import check_quantised_base, say_read_whole
 from hftune.preflight.rules.without_effect import check_without_effect
+from hftune.preflight.run_memory import choose_recomputed_share
 from hftune.tools.planning.report import Row, as_json, table, words
 from hftune.tools.planning.timing import Cluster, Time, cluster_here, cluster_of, estimate_time, steps_of
 from hftune.visible import say
-
-
-@dataclass(frozen=True)
-class Question:
-    """The command line of `hftune plan`, without the arguments of the script."""
-
-    gpus: str | None = None
-    nodes: int = 1
-    as_json: bool = False
 
 
 def plan(stage: str, argv: list[str]) -> None:
@@ -64,7 +55,7 @@ def plan(stage: str, argv: list[str]) -> None:
         work = (best or rows[0]).choice.work
         # `work` counts one process; the cluster's devices are the processes of the plan.
         steps = steps_of(facts.data_args, training_args, work.examples * work.accumulation * cluster.count)
-    if question.as_json:
+    if question.json:
         say(json.dumps(as_json(rows, best, free, cluster, steps)))
         return
     if best is not None and best not in rows:
@@ -103,31 +94,25 @@ def _facts(stage: str, given: RunArguments[StageArguments]) -> Facts[StageArgume
     return facts
 
 
-def take_own(argv: list[str]) -> tuple[Question, list[str]]:
+def take_own(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Split a command line into the planner's own flags (`--gpus`, `--nodes`, `--json`) and the script's arguments.
 
     Raises:
         ArgumentError: One without a value, or whose value is not a number.
     """
-    given: dict[str, str] = {}
-    rest: list[str] = []
-    left = iter(argv)
-    for token in left:
-        name, equals, value = token.partition("=")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--gpus")
+    parser.add_argument("--nodes", default="1")
+    parser.add_argument("--json", action="store_true")
+    try:
         # Taken out before the script's parser sees the line: it would refuse names that it does not have.
-        if name in ("--gpus", "--nodes"):
-            value = value if equals else next(left, "")
-            if not value or value.startswith("--"):
-                raise ArgumentError(f"{name} needs a value", fix="--gpus 8xH200 --nodes 2")
-            given[name] = value
-        elif name == "--json":
-            given[name] = "yes"
-        else:
-            rest.append(token)
-    nodes = given.get("--nodes", "1")
-    if not re.fullmatch("[1-9][0-9]{0,5}", nodes):
-        raise ArgumentError(f"{nodes!r} is not a number of machines", place="--nodes", fix="give 1 or more")
-    return Question(given.get("--gpus"), int(nodes), "--json" in given), rest
+        question, rest = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ArgumentError(f"{error.argument_name} needs a value", fix="--gpus 8xH200 --nodes 2") from error
+    if not re.fullmatch("[1-9][0-9]{0,5}", question.nodes):
+        raise ArgumentError(f"{question.nodes!r} is not a number of machines", place="--nodes", fix="give 1 or more")
+    question.nodes = int(question.nodes)
+    return question, rest
 
 
 def free_of(cluster: Cluster) -> Free:

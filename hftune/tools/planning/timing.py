@@ -185,12 +185,10 @@ def estimate_time(bare: PreTrainedModel, size: ModelSize, choice: Choice, cluste
         else MFU
     )
     tokens = work.tokens_per_micro_step * work.accumulation
-    compute = (
-        tokens * forward * passes / (device.tflops * 1e12 * mfu) / (choice.degrees.tensor * choice.degrees.sequence)
-    )
+    compute = tokens * forward * passes / (device.tflops * 1e12 * mfu) / (choice.mesh.tensor * choice.mesh.sequence)
     talk, carry = communication(size, setup, work, cluster), offloading(size, setup, work, cluster)
     drawn = generation(size, setup, work.generation, cluster)
-    every = tokens * setup.processes // (choice.degrees.tensor * choice.degrees.sequence)
+    every = tokens * setup.processes // (choice.mesh.tensor * choice.mesh.sequence)
     # Communication overlaps with computing; offloading and generation do not.
     return Time(max(compute, talk) + carry + drawn, compute, talk, carry, drawn, every, mfu)
 
@@ -218,12 +216,11 @@ def exchanged(size: ModelSize, setup: Setup, work: Work) -> tuple[float, float]:
     """
     if setup.processes == 1:
         return 0.0, 0.0
-    kept = 2.0 if setup.half else setup.weight_bytes
     passes = work.accumulation if setup.zero_stage >= 2 else 1
     reduced = size.trained * setup.gradient_bytes * passes
     if setup.zero_stage == 3:
-        return 2 * (size.weights + size.adapter) * kept * work.accumulation, reduced
-    return (size.trained * kept if setup.zero_stage else 0.0), reduced
+        return 2 * (size.weights + size.adapter) * setup.kept_bytes * work.accumulation, reduced
+    return (size.trained * setup.kept_bytes if setup.zero_stage else 0.0), reduced
 
 
 def communication(size: ModelSize, setup: Setup, work: Work, cluster: Cluster) -> float:

@@ -27,13 +27,7 @@ def account(facts: Facts[Any]) -> dict[str, str]:
         parameters = facts.skeleton.named_parameters()
         found["parameters"] = repr([(name, one.shape, one.requires_grad, one.device) for name, one in parameters])
         found["skeleton's config"] = repr(facts.skeleton.config.to_dict())
-    others = (
-        facts.rows,
-        facts.world,
-        facts.checkpoint,
-        facts.problems,
-        facts.build and facts.build.dtype,
-    )
+    others = (facts.rows, facts.world, facts.checkpoint, facts.problems, facts.build and facts.build.dtype)
     return found | {"others": repr(others)}
 
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from hftune.arguments.entry import parse_arguments
 from hftune.distributed import ranks
 from hftune.errors import UserError
-from hftune.preflight import recomputed_share, run_memory
+from hftune.preflight import run_memory
 from hftune.preflight.estimating.plan import Moment, Plan
 from hftune.preflight.estimating.planner import COMMUNICATOR, CONTEXT, Planner
 from hftune.preflight.facts import resolve
@@ -132,6 +132,6 @@ def test_layers_are_chosen_where_the_weights_fit(
 ) -> None:
     asked: list[Any] = []
     has_free(monkeypatch, free)
-    monkeypatch.setattr(recomputed_share, "choose_recomputed_share", lambda *given: asked.append(given))
-    recomputed_share.choose_recomputed_layers(facts_of(tiny_model))
+    monkeypatch.setattr(run_memory, "choose_recomputed_share", lambda *given: asked.append(given))
+    run_memory.choose_recomputed_layers(facts_of(tiny_model))
     assert bool(asked) == planned

@@ -25,7 +25,7 @@ def test_layers_are_shared_and_their_ends_are_not(tmp_path: Path, stage: int) ->
         for size in (1, 2):
             flags = ("--deepspeed", f"zero{stage}", "--tensor_parallel_size", str(size), "--bf16", "False")
             planner, choice = planner_of(config, tmp_path / str(size), "pt", *flags)
-            assert choice.degrees.tensor == size
+            assert choice.mesh.tensor == size
             plan = planner.plan(choice)
             weights[size] = {one.name: one.parts["weights"] for one in plan.moments}["optimizer"]
             layers = sum(one.numel() for one in planner.bare.parameters()) - ends
@@ -46,7 +46,7 @@ def test_experts_are_shared_and_the_rest_is_not(tmp_path: Path, stage: int) -> N
     with ranks.planning_for(ranks.PlannedWorld(4, 4, on_cpu=True)):
         flags = ("--deepspeed", f"zero{stage}", "--expert_parallel_size", "2", "--bf16", "False")
         planner, choice = planner_of(config, tmp_path, "pt", *flags)
-        assert choice.degrees.expert == 2
+        assert choice.mesh.expert == 2
         found = parts_of(planner.plan(choice))
     every = sum(one.numel() for one in planner.bare.parameters())
     experts = sum(one.numel() for name, one in planner.bare.named_parameters() if ".experts." in name)

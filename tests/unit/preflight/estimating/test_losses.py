@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hftune.models.kernels.chunked_heads import LogitShape, answer_log_probs, weighted_loss
-from hftune.preflight.estimating.parts import HeadSizes, answer_head
+from hftune.preflight.estimating.parts import answer_head
 from hftune.preflight.estimating.tracing import Tracker
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -30,9 +30,9 @@ def test_as_the_kernel_allocates(tokens: int, words: int, dtype: torch.dtype, tr
                 loss = answer_log_probs(head, hidden, targets, LogitShape(), 0)[0].sum()
             tracker.begin("backward")
             loss.backward()
-    found = answer_head(
-        HeadSizes(tokens, 512, words, dtype.itemsize, dtype.itemsize, trained=trained, on_cpu=True), weighted=weighted
-    )
+    size = dtype.itemsize
+    sizes = {"tokens": tokens, "words": words, "hidden": 512, "hidden_bytes": size, "weight_bytes": size}
+    found = answer_head(**sizes, trained=trained, on_cpu=True, weighted=weighted)
     forward, backward = tracker.of("before"), tracker.of("backward")
     # The states are picked from all of a batch first, which is counted with the head.
     assert found.forward - hidden.nbytes == pytest.approx(forward.peak, rel=0.1, abs=2**23)

@@ -35,10 +35,7 @@ FEW = ("Qwen3.5-35B-A3B", "gemma-4-26B-A4B", "gpt-oss-20b", "DeepSeek-V3.2", "gr
 """What every run of the tests takes: experts, heads of several sizes, sinks, latent and indexed attention, states."""
 
 METHODS = {"full": (), "lora": ("--use_peft",), "qlora": ("--qlora",)}
-CLUSTERS = {
-    "one": ("--gpus", "H200"),
-    "machines": ("--gpus", "8xH200", "--nodes", "4", "--deepspeed", "zero3"),
-}
+CLUSTERS = {"one": ("--gpus", "H200"), "machines": ("--gpus", "8xH200", "--nodes", "4", "--deepspeed", "zero3")}
 RUN = ("--output_dir", "o", "--max_length", "4096", "--bf16", "True", "--report_to", "none")
 
 

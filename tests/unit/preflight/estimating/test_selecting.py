@@ -18,8 +18,8 @@ from hftune.preflight.estimating.planner import Planner
 from hftune.preflight.estimating.traced_step import traced_step
 from hftune.preflight.facts import resolve
 from hftune.preflight.memory import Free
-from hftune.preflight.recomputed_share import ROOM, SHARES, choose_recomputed_share
 from hftune.preflight.rules.model import check_model
+from hftune.preflight.run_memory import ROOM, SHARES, choose_recomputed_share
 
 pytestmark = pytest.mark.long
 

@@ -6,6 +6,7 @@ import ast
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,14 @@ from transformers import LlamaConfig
 from hftune import logging
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
+from hftune.checkpoints.template_arguments import give_recorded
 from hftune.errors import UserError
 from hftune.models.attention.segments import SEGMENTS
 from hftune.preflight import facts as facts_module
 from hftune.preflight.check_run import RULES_OF_STAGE, check_run, rules_of
-from hftune.preflight.facts import RowLayout, resolve
+from hftune.preflight.facts import RowLayout, resolve, take_template_arguments
+from hftune.template_arguments import arguments_of
+from tests.unit.data.helpers import make_tokenizer, template
 from tests.unit.preflight.account import watched
 
 ROOT = Path(__file__).parents[3]
@@ -42,8 +46,14 @@ def parsed(stage: str, model: Path | str, *flags: str) -> Any:
     return parse_arguments(stage, [*given, *QUIET, *rewards, *flags])
 
 
-@pytest.mark.parametrize("flags", METHODS, ids=lambda flags: " ".join(flags[:2]) or "plain")
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("stage", "flags"),
+    [
+        pytest.param(stage, flags, marks=() if stage == "sft" or "--qlora" in flags else pytest.mark.slow)
+        for stage in STAGES
+        for flags in METHODS
+    ],
+)
 def test_no_rule_changes_anything(tiny_model: Path, stage: str, flags: tuple[str, ...]) -> None:
     facts = resolve(stage, parsed(stage, tiny_model, *flags))
     for rule in watched(rules_of(stage)):
@@ -173,3 +183,39 @@ def test_a_stage_does_without_the_rules_of_others() -> None:
     needed = imported("hftune.preflight.check_run", set())
     assert "hftune.preflight.facts" in needed and not needed & others
     assert sorted(RULES_OF_STAGE) == ["distill", "dpo", "rl", "rm"]
+
+
+def folder(path: Path, arguments: Any) -> str:
+    path.mkdir()
+    (path / "hftune.json").write_text(json.dumps({"tokenizer": {"chat_template_kwargs": arguments}}))
+    return str(path)
+
+
+def taken(base: str, chain: list[str], given: Any = None) -> Any:
+    training: Any = SimpleNamespace(chat_template_kwargs=given)
+    model: Any = SimpleNamespace(model_name_or_path=base)
+    adapter: Any = SimpleNamespace(adapter_chain=chain)
+    take_template_arguments(model, adapter, training)
+    return training.chat_template_kwargs
+
+
+def test_arguments_of_the_last_one_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, first = folder(tmp_path / "base", {"a": 1}), folder(tmp_path / "first", {"a": 2})
+    plain = folder(tmp_path / "plain", {})
+    assert taken(base, []) == {"a": 1} and taken(base, [first]) == {"a": 2}
+    assert taken(base, [first, plain]) == {"a": 2}
+    assert taken(str(tmp_path / "none"), []) is None and taken(plain, []) is None
+    capsys.readouterr()
+    assert taken(base, [first], {}) == {}  # given, though none
+    assert not capsys.readouterr().err
+
+
+def test_a_tool_takes_them_too(tmp_path: Path) -> None:
+    off, other = {"enable_thinking": False}, {"enable_thinking": True}
+    trained = folder(tmp_path / "model", {**off, "gone": 1})
+    tokenizer = make_tokenizer(template("qwen3"))
+    assert arguments_of(give_recorded(tokenizer, trained, None)) == off  # what this template does not read is left out
+    assert arguments_of(give_recorded(tokenizer, trained, other)) == other
+    assert arguments_of(give_recorded(tokenizer, trained, {})) == {}
+    with pytest.raises(UserError):
+        give_recorded(tokenizer, folder(tmp_path / "bad", "text"), None)

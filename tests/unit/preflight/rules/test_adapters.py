@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ from hftune.models.adapters.preparation import add_adapter
 from hftune.preflight import memory
 from hftune.preflight.facts import resolve
 from hftune.preflight.rules import adapters
+from hftune.preflight.rules.quantisation import check_quantisation
+from hftune.preflight.rules.without_effect import check_without_effect
 from hftune.weight_files import fingerprint
 from tests.unit.models.adapting import load
-from tests.unit.preflight.said import problems
+from tests.unit.preflight import said
 
 pytestmark = pytest.mark.long
 
@@ -25,6 +28,9 @@ ZERO3 = ["--deepspeed", '{"zero_optimization": {"stage": 3}}']
 
 
 LORA = "--use_peft"
+
+RULES = (check_without_effect, check_quantisation, adapters.check_adapters, adapters.check_vocabulary)
+problems = partial(said.problems, rules=RULES)
 
 
 @pytest.mark.parametrize(

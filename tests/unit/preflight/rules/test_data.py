@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from hftune.preflight.rules.data import check_data
+from hftune.preflight.rules.without_effect import check_without_effect
 from tests.unit.preflight.said import problems
 
 pytestmark = pytest.mark.long
 
 
 def said(model: Path, *flags: str, stage: str = "pt") -> str:
-    return problems(model, *flags, stage=stage, train_file_dir=None)
+    return problems(model, *flags, stage=stage, rules=(check_data, check_without_effect), train_file_dir=None)
 
 
 TOKENIZED = ["--tokenized_dir", "corpus"]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hftune.checkpoints.file_records import record_result
 from hftune.checkpoints.manifest import write_manifest
+from hftune.preflight.rules.folders import check_folders
+from hftune.preflight.rules.resume import check_resume
 from hftune.publishing.folder import make_work
-from tests.unit.preflight.said import problems
+from tests.unit.preflight import said as rules_say
+
+problems = partial(rules_say.problems, rules=(check_folders, check_resume))
 
 
 def test_a_finished_folder_is_kept(tiny_model: Path, tmp_path: Path) -> None:

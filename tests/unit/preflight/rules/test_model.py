@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
-from hftune.errors import UserError, raise_together
+from hftune.errors import UserError
+from hftune.logging import notices
 from hftune.models.adapters.lora_config import lora_config
 from hftune.models.loading.build import skeleton
 from hftune.models.loading.config import model_config
@@ -22,10 +24,11 @@ from hftune.preflight import run_memory
 from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.memory import GIB, Free, model_size, packed_bytes, packed_linears, run_setup
 from hftune.preflight.rules.adapters import check_adapters, check_rope
-from hftune.preflight.rules.model import check_model
+from hftune.preflight.rules.model import check_model, say_context
 from hftune.preflight.rules.rl import check_reference
 from tests.architectures import ARCHITECTURES, MIXTURES_OF_EXPERTS, make_config
 from tests.table.tiny import tiny_checkpoint
+from tests.unit.preflight.said import problems as said_by
 
 pytestmark = pytest.mark.long
 
@@ -56,12 +59,7 @@ def arguments(stage: str, folder: Path, *flags: str) -> Any:
 
 
 def problems(stage: str, folder: Path, *flags: str) -> str:
-    try:
-        facts = resolve(stage, parsed(stage, folder, *flags))
-        raise_together([*facts.problems, *check_model(facts), *of_config(facts)])
-    except UserError as error:
-        return str(error)
-    return ""
+    return said_by(folder, *flags, stage=stage, rules=(lambda facts: facts.problems, check_model, of_config))
 
 
 def of_config(facts: Facts) -> Iterator[UserError]:
@@ -266,3 +264,27 @@ def test_what_is_frozen_needs_no_states(config_of: Any) -> None:
     frozen = [p for name, p in bare.named_parameters() if name.startswith(("model.embed_tokens", "model.layers.0."))]
     assert size.trained == size.weights - sum(parameter.numel() for parameter in frozen) < size.weights
     assert size.adapter == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "context", "said"),
+    [
+        (
+            {"max_length": 1_000_000},
+            512,
+            "rows of up to 1000000 tokens are let through, and the model was made for 512",
+        ),
+        ({"block_size": 513}, 512, "rows of up to 513 tokens"),
+        ({"max_prompt_length": 500, "max_completion_length": 13}, 512, "rows of up to 513 tokens"),
+        ({"block_size": 512}, 512, ""),
+        ({"max_length": None}, 512, ""),
+        ({"max_length": 9}, None, ""),  # as of recurrent models
+        ({"max_length": 9}, -1, ""),
+    ],
+)
+def test_longer_rows_than_the_model_was_made_for(limits: dict[str, Any], context: Any, said: str) -> None:
+    text = SimpleNamespace(max_position_embeddings=context)
+    config: Any = SimpleNamespace(get_text_config=lambda: text)
+    limited: Any = SimpleNamespace(**limits)
+    say_context(config, limited)
+    assert len(notices()) == bool(said) and said in "".join(notices())

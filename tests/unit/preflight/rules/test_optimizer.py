@@ -1,19 +1,19 @@
-"""One case a rule: what an optimizer or schedule would ignore or change is refused, with the way out."""
+"""What an optimizer or schedule would ignore or change is refused, with the way out."""
 
 from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hftune.arguments.entry import parse_arguments
-from hftune.errors import UserError, raise_together
-from hftune.preflight.check_run import check_run
-from hftune.preflight.facts import resolve
 from hftune.preflight.rules import optimizer
 from hftune.preflight.rules.optimizer import NOT_UNDER_ZERO, PACKAGES, check_optimizer, check_schedule
+from tests.unit.preflight import said
 
 ZERO = '{"zero_optimization": {"stage": %d}}'
 OFFLOAD = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
@@ -26,14 +26,7 @@ def all_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problems(*flags: str) -> str:
-    """What the rules say to the arguments of run_sft.py; empty for nothing."""
-    argv = ["--model_name_or_path", "m", "--output_dir", "o", "--learning_rate", "1e-4", *flags]
-    facts = resolve("sft", parse_arguments("sft", argv))
-    try:
-        raise_together([*check_optimizer(facts), *check_schedule(facts)])
-    except UserError as error:
-        return str(error)
-    return ""
+    return said.problems("m", "--learning_rate", "1e-4", *flags, rules=(check_optimizer, check_schedule))
 
 
 @pytest.mark.parametrize(
@@ -79,12 +72,11 @@ def test_a_rule_each(all_installed: None, flags: list[str], part: str) -> None:
     assert part in problems(*flags)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("optim", NOT_UNDER_ZERO)
+@pytest.mark.parametrize(("optim", "stage"), zip(NOT_UNDER_ZERO, itertools.cycle([1, 2, 3])))
 def test_optimizers_that_need_whole_tensors(all_installed: None, optim: str, stage: int) -> None:
     name = {"galore": "galore_adamw", "apollo": "apollo_adamw", "schedule_free": "schedule_free_sgd"}.get(optim, optim)
-    said = problems("--optim", name, "--optim_target_modules", "all-linear", "--deepspeed", ZERO % stage)
-    assert f"--optim {name} does not go with ZeRO-{stage}" in said and NOT_UNDER_ZERO[optim] in said
+    found = problems("--optim", name, "--optim_target_modules", "all-linear", "--deepspeed", ZERO % stage)
+    assert f"--optim {name} does not go with ZeRO-{stage}" in found and NOT_UNDER_ZERO[optim] in found
 
 
 @pytest.mark.parametrize("start", PACKAGES)
@@ -94,8 +86,59 @@ def test_the_package_is_named(monkeypatch: pytest.MonkeyPatch, start: str) -> No
     assert f"pip install {PACKAGES[start][1]}" in problems("--optim", name)
 
 
-def test_check_run_asks(tiny_model: Any) -> None:
-    flags = ["--train_file_dir", ".", "--optim", "lomo", "--lr_scheduler_type", "linear", "--num_cycles", "3"]
-    argv = ["--model_name_or_path", str(tiny_model), "--output_dir", "out-that-is-not-there", *flags]
-    with pytest.raises(UserError, match="2 problems"):
-        check_run(resolve("sft", parse_arguments("sft", argv)))
+def test_check_run_asks(tiny_model: Path) -> None:
+    flags = ("--optim", "lomo", "--lr_scheduler_type", "linear", "--lr_scheduler_kwargs", '{"num_cycles": 3}')
+    assert "2 problems" in said.problems(tiny_model, *flags)
+
+
+_ARGS = {
+    **{"schedule": "linear", "learning_rate": 1e-3, "optim_name": "adamw_torch", "warmup_steps": 0.0},
+    **dict.fromkeys(("min_lr", "lr_scheduler_kwargs", "num_cycles", "lr_end", "power", "lr_wsd_decay_steps")),
+    "lr_decay_steps": None,
+}
+
+
+def of_schedule(schedule: str = "linear", **args: Any) -> list[str]:
+    facts: Any = SimpleNamespace(training_args=SimpleNamespace(**{**_ARGS, "schedule": schedule, **args}))
+    return [str(problem) for problem in check_schedule(facts)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "args"),
+    [
+        ("linear", {}),
+        ("cosine", {"min_lr": 1e-4, "num_cycles": 2.0}),
+        ("constant", {"min_lr": 0.0}),
+        ("polynomial", {"lr_end": 1e-5, "power": 2.0}),
+        ("polynomial", {"min_lr": 1e-5, "lr_end": 1e-5}),
+        ("cosine_with_min_lr", {"lr_scheduler_kwargs": {"min_lr_rate": 0.1}}),
+        ("warmup_stable_decay", {"lr_wsd_decay_steps": 5, "lr_scheduler_kwargs": {"num_stable_steps": 3}}),
+        ("reduce_lr_on_plateau", {"lr_scheduler_kwargs": {"factor": 0.5}}),
+        ("constant", {"optim_name": "schedule_free_adamw", "warmup_steps": 10}),
+    ],
+)
+def test_what_fits_together(schedule: str, args: dict[str, Any]) -> None:
+    assert of_schedule(schedule, **args) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "args", "problem"),
+    [
+        ("cosine_with_min_lr", {}, "cosine_with_min_lr needs its end"),
+        ("cosine", {"min_lr": 2e-3}, "is not between 0 and the learning rate"),
+        ("cosine", {"min_lr": -1.0}, "is not between 0 and the learning rate"),
+        ("constant", {"min_lr": 1e-4}, "never comes down to a lowest rate"),
+        ("cosine", {"min_lr": 1e-4, "lr_scheduler_kwargs": {"min_lr": 1e-4}}, "the lowest rate is given twice"),
+        ("greedy", {"warmup_steps": 5, "optim_name": "x"}, "greedy does not read --warmup_steps"),
+        ("polynomial", {"min_lr": 1e-4, "lr_end": 1e-5}, "the end is given twice"),
+        ("polynomial", {"lr_end": 1e-3}, "which is not below the learning rate"),
+        ("polynomial", {"learning_rate": 1e-8}, "polynomial ends at 1e-07"),
+        ("linear", {"lr_scheduler_kwargs": {"cycles": 3}}, "linear does not take cycles"),
+        ("constant", {"lr_scheduler_kwargs": {"x": 1}}, "constant does not take x"),
+        ("cosine", {"num_cycles": 2.0, "lr_scheduler_kwargs": {"num_cycles": 3}}, "num_cycles is given twice"),
+        ("linear", {"optim_name": "schedule_free_adamw"}, "replaces the schedule, and linear would come on top"),
+        ("constant", {"optim_name": "schedule_free_sgd", "warmup_steps": 0.1}, "takes its warm-up in steps"),
+    ],
+)
+def test_what_does_not(schedule: str, args: dict[str, Any], problem: str) -> None:
+    assert any(problem in each for each in of_schedule(schedule, **args)), of_schedule(schedule, **args)

@@ -13,6 +13,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.distributed import ranks
 from hftune.models.loading.config import model_config
 from hftune.preflight.facts import RowLayout, resolve
+from hftune.preflight.rules.model import check_tiling
 from hftune.preflight.rules.parallel import check_architecture, check_expert_model, check_parallel
 from tests.architectures import make_config
 from tests.unit.preflight import said
@@ -31,19 +32,18 @@ def saved(folder: Path, name: str, **changes: Any) -> Path:
 
 
 def problems(model: Path, *flags: str, stage: str = "sft", processes: int = 2) -> str:
-    argv = ["--model_name_or_path", str(model), "--output_dir", "o", "--train_file_dir", ".", *flags]
-    # As a plan does: no process group is needed for what is only asked.
-    with ranks.planning_for(ranks.PlannedWorld(processes, processes, on_cpu=True)):
-        facts = resolve(stage, parse_arguments(stage, argv))
-        return "\n".join(map(str, check_parallel(facts)))
+    rules = (check_parallel, check_tiling)
+    return said.problems(model, "--report_to", "none", *flags, stage=stage, rules=rules, processes=processes)
 
 
 TENSOR = ("--tensor_parallel_size", "2")
 EXPERT = ("--expert_parallel_size", "2")
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "phi", "ernie4_5"])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [("llama", 0), ("qwen2", 1), ("qwen3", 2), ("mistral", 3), ("gemma2", 0), ("phi", 1), ("ernie4_5", 2)],
+)
 def test_tensor_parallelism_is_allowed(tmp_path: Path, name: str, stage: int) -> None:
     assert problems(saved(tmp_path / name, name), *TENSOR, "--deepspeed", ZERO[stage]) == ""
 
@@ -74,9 +74,9 @@ def test_expert_parallelism_is_allowed(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_tensor_parallelism_is_refused(tmp_path: Path, flags: tuple[str, ...], parts: list[str]) -> None:
-    said = problems(saved(tmp_path / "llama", "llama"), *TENSOR, *flags, processes=4)
+    found = problems(saved(tmp_path / "llama", "llama"), *TENSOR, *flags, processes=4)
     for part in ("--tensor_parallel_size", *parts):
-        assert part in said
+        assert part in found
 
 
 @pytest.mark.parametrize("flag", [TENSOR, EXPERT])
@@ -84,9 +84,9 @@ def test_tensor_parallelism_is_refused(tmp_path: Path, flags: tuple[str, ...], p
 def test_other_stages_are_refused(tmp_path: Path, stage: str, flag: tuple[str, str]) -> None:
     model = saved(tmp_path / "model", "mixtral" if flag == EXPERT else "llama")
     rewards = ("--reward_funcs", "accuracy") if stage == "rl" else ()
-    said = problems(model, *flag, "--deepspeed", zero(), *rewards, stage=stage)
-    assert "is for pre-training and fine-tuning: reward models, DPO and RL hold further models" in said
-    assert "--deepspeed zero3" in said
+    found = problems(model, *flag, "--deepspeed", zero(), *rewards, stage=stage)
+    assert "is for pre-training and fine-tuning: reward models, DPO and RL hold further models" in found
+    assert "--deepspeed zero3" in found
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,16 @@ def test_other_stages_are_refused(tmp_path: Path, stage: str, flag: tuple[str, s
     ],
 )
 def test_models_that_cannot_be_split(tmp_path: Path, name: str, changes: dict[str, Any], parts: list[str]) -> None:
-    said = problems(saved(tmp_path / name, name, **changes), *TENSOR, "--deepspeed", zero())
+    found = problems(saved(tmp_path / name, name, **changes), *TENSOR, "--deepspeed", zero())
     for part in parts:
-        assert part in said
+        assert part in found
 
 
 def test_the_sizes_that_fit_are_named(tmp_path: Path) -> None:
     model = saved(tmp_path / "model", "llama", num_attention_heads=8, num_key_value_heads=4)
-    said = problems(model, "--tensor_parallel_size", "3", "--deepspeed", zero(), processes=3)
-    assert "8 attention heads and 4 key-value heads and 64 neurons cannot be shared evenly by 3 processes" in said
-    assert "use 2 or 4" in said
+    found = problems(model, "--tensor_parallel_size", "3", "--deepspeed", zero(), processes=3)
+    assert "8 attention heads and 4 key-value heads and 64 neurons cannot be shared evenly by 3 processes" in found
+    assert "use 2 or 4" in found
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,15 @@ def test_the_sizes_that_fit_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_expert_parallelism_is_refused(tmp_path: Path, flags: tuple[str, ...], parts: list[str]) -> None:
-    said = problems(saved(tmp_path / "mixtral", "mixtral"), *EXPERT, *flags)
+    found = problems(saved(tmp_path / "mixtral", "mixtral"), *EXPERT, *flags)
     for part in ("--expert_parallel_size", *parts):
-        assert part in said
+        assert part in found
 
 
 def test_a_config_that_shards_experts_by_itself(tmp_path: Path) -> None:
     block = {"zero_optimization": {"stage": 2}, "expert_parallel": {"enabled": True, "autoep_size": 2}}
-    said = problems(saved(tmp_path / "mixtral", "mixtral"), "--deepspeed", json.dumps(block))
-    assert "remove the block and use --expert_parallel_size" in said
+    found = problems(saved(tmp_path / "mixtral", "mixtral"), "--deepspeed", json.dumps(block))
+    assert "remove the block and use --expert_parallel_size" in found
 
 
 @pytest.mark.parametrize(
@@ -153,18 +153,18 @@ def test_a_config_that_shards_experts_by_itself(tmp_path: Path) -> None:
     ],
 )
 def test_models_of_experts(config: Any, size: int, parts: list[str]) -> None:
-    said = "\n".join(map(str, check_expert_model(config, size)))
-    assert all(part in said for part in parts) and bool(said) == bool(parts)
+    found = "\n".join(map(str, check_expert_model(config, size)))
+    assert all(part in found for part in parts) and bool(found) == bool(parts)
 
 
 def test_experts_that_are_frozen(tmp_path: Path) -> None:
     """Some may be, but under ZeRO-3."""
     model, frozen = saved(tmp_path / "mixtral", "mixtral"), ("--freeze_parameters_regex", "experts")
-    said = problems(model, *EXPERT, *frozen, "--deepspeed", ZERO[1])
-    assert "all experts are frozen" in said and "train some of them" in said
+    found = problems(model, *EXPERT, *frozen, "--deepspeed", ZERO[1])
+    assert "all experts are frozen" in found and "train some of them" in found
     for flags in (frozen, ("--freeze_parameters", "model.layers.0")):
-        said = problems(model, *EXPERT, *flags, "--deepspeed", ZERO[3])
-        assert "ZeRO-3 leaves out of checkpoints" in said and "--deepspeed zero2" in said
+        found = problems(model, *EXPERT, *flags, "--deepspeed", ZERO[3])
+        assert "ZeRO-3 leaves out of checkpoints" in found and "--deepspeed zero2" in found
     assert problems(model, *EXPERT, "--freeze_parameters", "model.embed_tokens", "--deepspeed", ZERO[3]) == ""
     assert problems(model, *EXPERT, "--freeze_parameters", "model.layers.0", "--deepspeed", ZERO[2]) == ""
 
@@ -172,16 +172,11 @@ def test_experts_that_are_frozen(tmp_path: Path) -> None:
 TWO = ["--sequence_parallel_size", "2"]
 
 
-def run_problems(model: Path, stage: str, *flags: str, processes: int = 2) -> str:
-    with ranks.planning_for(ranks.PlannedWorld(processes, processes, on_cpu=True, bf16=False)):
-        return said.problems(model, "--report_to", "none", *flags, stage=stage)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("stage", ["pt", "sft"])
 @pytest.mark.parametrize("flags", [[], ["--packing", "True"], ["--use_peft"], ["--tiled_mlp"]])
 def test_rows_that_are_shared(tiny_model: Path, stage: str, flags: list[str]) -> None:
-    assert run_problems(tiny_model, stage, *TWO, *flags) == ""
+    assert problems(tiny_model, *TWO, *flags, stage=stage) == ""
 
 
 @pytest.mark.long
@@ -204,19 +199,19 @@ def test_rows_that_are_shared(tiny_model: Path, stage: str, flags: list[str]) ->
     ],
 )
 def test_rows_that_are_not_shared(tiny_model: Path, stage: str, flags: list[str], parts: list[str]) -> None:
-    found = run_problems(tiny_model, stage, *TWO, *flags)
+    found = problems(tiny_model, *TWO, *flags, stage=stage)
     assert "--sequence_parallel_size" in found
     assert all(part in found for part in parts), found
 
 
 @pytest.mark.long
 def test_other_degrees_of_sharing(tiny_model: Path) -> None:
-    found = run_problems(tiny_model, "pt", *TWO, "--tensor_parallel_size", "2", processes=4)
+    found = problems(tiny_model, *TWO, "--tensor_parallel_size", "2", stage="pt", processes=4)
     assert "tensor parallelism and sequence parallelism at once were not found right" in found
 
 
 def test_too_few_processes(tiny_model: Path) -> None:
-    assert "do not divide into groups of 2" in run_problems(tiny_model, "pt", *TWO, processes=3)
+    assert "do not divide into groups of 2" in problems(tiny_model, *TWO, stage="pt", processes=3)
 
 
 @pytest.mark.parametrize(
@@ -238,14 +233,14 @@ def test_architectures(tmp_path: Path, config: dict, size: int, reason: str) -> 
 
 
 def test_tiling(tiny_model: Path, tmp_path: Path) -> None:
-    assert "pre-training and fine-tuning only" in run_problems(tiny_model, "dpo", "--tiled_mlp", processes=1)
+    assert "pre-training and fine-tuning only" in problems(tiny_model, "--tiled_mlp", stage="dpo", processes=1)
     flags = ["--tiled_mlp", "--activation_checkpointing", "mlp"]
-    assert "recomputes the MLPs already" in run_problems(tiny_model, "sft", *flags, processes=1)
+    assert "recomputes the MLPs already" in problems(tiny_model, *flags, stage="sft", processes=1)
     (tmp_path / "rows.yaml").write_text("max_length: null\n")
     flags = ["--tiled_mlp", "--config", str(tmp_path / "rows.yaml")]
-    assert "give --max_length" in run_problems(tiny_model, "sft", *flags, processes=1)
+    assert "give --max_length" in problems(tiny_model, *flags, stage="sft", processes=1)
     make_config("mixtral").save_pretrained(tmp_path)
-    assert "has no MLPs whose input could be cut" in run_problems(tmp_path, "pt", "--tiled_mlp", processes=1)
+    assert "has no MLPs whose input could be cut" in problems(tmp_path, "--tiled_mlp", stage="pt", processes=1)
 
 
 def test_rows_lie_side_by_side(tiny_model: Path) -> None:

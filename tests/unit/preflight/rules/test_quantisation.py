@@ -7,19 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments.entry import parse_arguments
 from hftune.models.kernels import float8
 from hftune.models.loading import quantisation as stored_quantisation
-from hftune.preflight.facts import resolve
 from hftune.preflight.rules import quantisation
 from hftune.preflight.rules.quantisation import check_quantisation
+from tests.unit.preflight.said import problems as of_rules
 
 ZERO3 = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}'
 
 
-def problems(*flags: str, model: Path = Path("model")) -> str:
-    given = parse_arguments("sft", ["--model_name_or_path", str(model), "--output_dir", "o", *flags])
-    return "\n".join(map(str, check_quantisation(resolve("sft", given))))
+def problems(*flags: str, model: Path | str = "model") -> str:
+    return of_rules(model, *flags, rules=(check_quantisation,))
 
 
 @pytest.mark.parametrize(

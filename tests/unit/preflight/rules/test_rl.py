@@ -11,6 +11,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.preflight.rules import rl
 from hftune.preflight.rules.rl import _check_dynamic_sampling
+from hftune.preflight.rules.without_effect import check_without_effect
 from tests.unit.preflight.said import problems
 
 FUNCTION = ["--reward_funcs", "length"]
@@ -19,7 +20,8 @@ SMALL_BATCH = ["--per_device_train_batch_size", "2", "--gradient_accumulation_st
 
 
 def said(model: Path, algorithm: str, *flags: str) -> str:
-    return problems(model, "--rl_algorithm", algorithm, *flags, stage="rl")
+    asked = (rl.check_rl, check_without_effect)
+    return problems(model, "--rl_algorithm", algorithm, *flags, stage="rl", rules=asked)
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "online_dpo"])

@@ -1,4 +1,4 @@
-"""Buffers of communication, and what RL needs besides."""
+"""Memory beside the layers: buffers of communication, what RL needs, and the head in chunks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig
 
 from hftune.arguments.entry import parse_arguments
 from hftune.distributed import ranks
 from hftune.distributed.ds_config import read_ds_config
-from hftune.preflight.estimating.parts import Largest, buffers, cache_bytes, step_extra
+from hftune.models.kernels.chunked_heads import LogitShape, answer_log_probs, weighted_loss
+from hftune.preflight.estimating.parts import Largest, answer_head, buffers, cache_bytes, step_extra
+from hftune.preflight.estimating.tracing import Tracker
 from hftune.preflight.estimating.work import Generation
 from hftune.preflight.memory import ModelSize, Setup, estimate, run_setup
 from tests.architectures import make_config
@@ -87,3 +91,32 @@ def test_states_in_bf16_are_halved(tmp_path: Path) -> None:
     assert (setup.copy_bytes, setup.state_bytes, setup.half, setup.processes) == (2, 4, True, 8)
     need = estimate(ModelSize(800, 800), setup)
     assert need.optimizer == 800 * (2 + 4) / 8
+
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize(("tokens", "words"), [(256, 2000), (1024, 32000), (1024, 98304), (8192, 98304)])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_as_the_kernel_allocates(tokens: int, words: int, dtype: torch.dtype, trained: bool, weighted: bool) -> None:
+    with FakeTensorMode():
+        head = torch.nn.Linear(512, words, bias=False, dtype=dtype).requires_grad_(trained)
+        hidden = torch.empty(tokens, 512, dtype=dtype, requires_grad=True)
+        targets, factors = torch.empty(tokens, dtype=torch.long), torch.empty(tokens)
+        tracker = Tracker([hidden, head.weight, targets, factors])
+        with tracker:
+            if weighted:
+                loss, _ = weighted_loss(head, hidden, targets, LogitShape(), 0, factors)
+            else:
+                loss = answer_log_probs(head, hidden, targets, LogitShape(), 0)[0].sum()
+            tracker.begin("backward")
+            loss.backward()
+    size = dtype.itemsize
+    sizes = {"tokens": tokens, "words": words, "hidden": 512, "hidden_bytes": size, "weight_bytes": size}
+    found = answer_head(**sizes, trained=trained, on_cpu=True, weighted=weighted)
+    forward, backward = tracker.of("before"), tracker.of("backward")
+    # The states are picked from all of a batch first, which is counted with the head.
+    assert found.forward - hidden.nbytes == pytest.approx(forward.peak, rel=0.1, abs=2**23)
+    assert found.backward == pytest.approx(backward.peak - backward.start, rel=0.1, abs=2**21)

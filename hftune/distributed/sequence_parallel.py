@@ -115,7 +115,7 @@ class SequenceGroup:
         here = heads[self.rank] * batch * size
         received = [here * count for count in tokens]
         # Heads first, so that what goes to a process lies in one piece.
-        parts = self.exchange(states.transpose(0, 1).reshape(-1), sent, received).split(received)
+        parts = _Exchange.apply(states.transpose(0, 1).reshape(-1), self.group, sent, received).split(received)
         shaped = [part.view(-1, batch, count, size) for part, count in zip(parts, tokens, strict=True)]
         return torch.cat(shaped, dim=2).transpose(0, 1)
 
@@ -136,14 +136,9 @@ class SequenceGroup:
         flat = torch.cat([part.reshape(-1) for part in states.split(tokens, dim=1)])
         sent = [count * batch * mine * size for count in tokens]
         received = [here * count for count in heads]
-        parts = self.exchange(flat, sent, received).split(received)
+        parts = _Exchange.apply(flat, self.group, sent, received).split(received)
         shaped = [part.view(batch, -1, count, size) for part, count in zip(parts, heads, strict=True)]
         return torch.cat(shaped, dim=2)
-
-    def exchange(self, flat: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        """Send so many elements of a flat tensor to each process, and receive so many from each."""
-        out: torch.Tensor = _Exchange.apply(flat, self.group, sent, received)
-        return out
 
     def whole(self, part: torch.Tensor, tokens: int) -> torch.Tensor:
         """The whole row, put together from all slices, on every process; without a gradient.
@@ -180,7 +175,7 @@ class SequenceGroup:
 
 
 class _Exchange(torch.autograd.Function):
-    """An all-to-all exchange of flat tensors; its gradient is the exchange back."""
+    """An exchange of elements of flat tensors, so many to and from each process; its gradient is the exchange back."""
 
     @staticmethod
     def forward(ctx: Any, flat: torch.Tensor, group: Any, sent: list[int], received: list[int]) -> torch.Tensor:

@@ -24,7 +24,7 @@ def test_layers_are_shared_and_their_ends_are_not(tmp_path: Path, stage: int) ->
     with ranks.planning_for(ranks.PlannedWorld(4, 4, on_cpu=True)):
         for size in (1, 2):
             flags = ("--deepspeed", f"zero{stage}", "--tensor_parallel_size", str(size), "--bf16", "False")
-            planner, choice = planner_of(config, tmp_path / str(size), "pt", *flags)
+            planner, choice = planner_of(config, tmp_path / str(size), "pt", *flags, tracer=None)
             assert choice.mesh.tensor == size
             plan = planner.plan(choice)
             weights[size] = {one.name: one.parts["weights"] for one in plan.moments}["optimizer"]
@@ -45,7 +45,7 @@ def test_experts_are_shared_and_the_rest_is_not(tmp_path: Path, stage: int) -> N
     config = make_config("mixtral")
     with ranks.planning_for(ranks.PlannedWorld(4, 4, on_cpu=True)):
         flags = ("--deepspeed", f"zero{stage}", "--expert_parallel_size", "2", "--bf16", "False")
-        planner, choice = planner_of(config, tmp_path, "pt", *flags)
+        planner, choice = planner_of(config, tmp_path, "pt", *flags, tracer=None)
         assert choice.mesh.expert == 2
         found = parts_of(planner.plan(choice))
     every = sum(one.numel() for one in planner.bare.parameters())

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, CodeGenConfig, GPT2C
 
 from hftune.arguments.entry import parse_arguments
 from hftune.models.adapters.preparation import add_adapter
-from hftune.preflight.estimating.planner import Choice, Planner
+from hftune.preflight.estimating.planner import Choice, Planner, Tracer
 from hftune.preflight.estimating.profiles import backward_peaks, forward_levels
 from hftune.preflight.estimating.traced_step import traced_step
 from hftune.preflight.estimating.tracing import Tracker, base_of
@@ -31,7 +31,9 @@ def config_of(name: str) -> Any:
     return make_config(name, num_hidden_layers=LAYERS, **(types if name in ("gemma2", "gemma3_text") else {}))
 
 
-def planner_of(config: Any, folder: Path, stage: str, *flags: str) -> tuple[Planner, Choice]:
+def planner_of(
+    config: Any, folder: Path, stage: str, *flags: str, tracer: Tracer | None = traced_step
+) -> tuple[Planner, Choice]:
     config.save_pretrained(folder)
     length = "--block_size" if stage == "pt" else "--max_length"
     given = parse_arguments(
@@ -44,7 +46,7 @@ def planner_of(config: Any, folder: Path, stage: str, *flags: str) -> tuple[Plan
             *flags,
         ],
     )
-    planner = Planner(resolve(stage, given), traced_step)
+    planner = Planner(resolve(stage, given), tracer)
     return planner, planner.asked()
 
 

@@ -16,7 +16,9 @@ from hftune.cli import dispatch
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.preflight.devices import DEVICES
+from hftune.preflight.estimating.planner import Untraceable
 from hftune.preflight.memory import GIB
+from hftune.tools.planning import command
 from hftune.tools.planning.command import take_own
 from hftune.tools.planning.report import duration
 from hftune.tools.planning.timing import cluster_of, steps_of
@@ -52,6 +54,16 @@ def ask(model: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
     return ask
 
 
+@pytest.fixture
+def by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is traced, which takes seconds a row."""
+
+    def fails(*_: Any) -> Any:
+        raise Untraceable("in a test")
+
+    monkeypatch.setattr(command, "traced_step", fails)
+
+
 def choice(found: dict[str, Any], flags: str = "as asked") -> dict[str, Any]:
     return next(one for one in found["choices"] if one["flags"] == flags)
 
@@ -74,6 +86,7 @@ def test_full_training_on_one_large_gpu(ask: Ask) -> None:
     assert choice(found, "--qlora")["parts"]["weights"] < choice(found, "--use_peft")["parts"]["weights"]
 
 
+@pytest.mark.usefixtures("by_formula")
 def test_a_small_gpu_needs_another_way(ask: Ask) -> None:
     found = ask("sft", "--gpus", "T4", "--max_length", "2048", "--per_device_train_batch_size", "4")
     assert choice(found)["verdict"] == "too much"
@@ -82,6 +95,7 @@ def test_a_small_gpu_needs_another_way(ask: Ask) -> None:
     assert cheapest["micro_batch"] * cheapest["accumulation"] == 4  # the same global batch
 
 
+@pytest.mark.usefixtures("by_formula")
 def test_zero_stages_share_out(ask: Ask) -> None:
     found = ask("sft", "--gpus", "8xA100-80", "--nodes", "2", "--deepspeed", "zero2")
     assert (found["devices"], found["nodes"]) == (16, 2)
@@ -93,6 +107,7 @@ def test_zero_stages_share_out(ask: Ask) -> None:
     assert offloaded["parts"]["optimizer"] == 0 and offloaded["host"] > third["host"]
 
 
+@pytest.mark.usefixtures("by_formula")
 def test_dpo_has_a_reference_and_two_rows_a_pair(ask: Ask) -> None:
     flags = ("--gpus", "H100", "--per_device_train_batch_size", "2", "--max_length", "1024")
     full, lora = ask("dpo", *flags, "--precompute_ref_log_probs", "False"), ask("dpo", *flags, "--use_peft")
@@ -103,6 +118,7 @@ def test_dpo_has_a_reference_and_two_rows_a_pair(ask: Ask) -> None:
     assert choice(lora)["parts"]["weights"] < 2.1 * 1_235_814_400
 
 
+@pytest.mark.usefixtures("by_formula")
 def test_rl_draws_completions(ask: Ask) -> None:
     found = ask("rl", "--gpus", "H100", "--use_peft", "--max_prompt_length", "256", "--max_completion_length", "128")
     asked = choice(found)
@@ -120,6 +136,7 @@ def test_preparing_and_reward_models_are_planned(ask: Ask) -> None:
     assert choice(scores)["parts"]["loss"] == 0
 
 
+@pytest.mark.usefixtures("by_formula")
 def test_a_table_with_flags_to_type(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dispatch(["plan", "sft", "--model_name_or_path", str(model), "--gpus", "2x24GiB", "--max_length", "1024"])
     shown = capsys.readouterr().out

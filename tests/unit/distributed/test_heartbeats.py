@@ -41,6 +41,12 @@ class Member:
         self.beats._over.set()
         self.beats._thread.join()
 
+    def hears(self, count: int) -> None:
+        """Wait until it has read of so many."""
+        end = time.monotonic() + 10
+        while len(self.beats._heard) < count and time.monotonic() < end:
+            time.sleep(0.02)
+
     def kind(self) -> tuple[str, list[int]]:
         assert self.told.wait(20), "nothing came"
         return self.verdict.kind, self.verdict.ranks
@@ -48,7 +54,7 @@ class Member:
 
 @pytest.fixture
 def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[Member]]]:
-    monkeypatch.setattr(heartbeats, "ANSWERS_WITHIN", 1.0)
+    monkeypatch.setattr(heartbeats, "ANSWERS_WITHIN", 0.7)
     monkeypatch.setattr(heartbeats, "STORE_GONE", 3.0)
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     made: list[Member] = []
@@ -112,7 +118,7 @@ def test_a_goodbye_is_no_loss_and_rank_0_ends_the_watch(
     first, second, third = members(3)
     second.report["talks"] = False  # the run is over for it
     second.beats.stop()
-    time.sleep(2.0)
+    time.sleep(1.5)
     assert not first.told.is_set() and not third.told.is_set()
     first.beats.stop()
     assert third.kind() == ("end", [])
@@ -123,7 +129,8 @@ def test_a_machine_without_a_word_is_lost_but_not_before_training(
 ) -> None:
     first, reading, gone = members(3)
     reading.report["talks"] = False
-    time.sleep(1.0)
+    time.sleep(0.5)  # its next report says so
+    first.hears(3)
     reading.freeze()
     gone.freeze()
     monkeypatch.setattr(heartbeats, "MACHINE_GONE", 1.0)
@@ -135,15 +142,16 @@ def test_one_process_of_a_machine_may_be_busy(
 ) -> None:
     first, second, busy = members(3)
     second.report["host"] = busy.report["host"] = "h1"
-    time.sleep(1.0)
+    time.sleep(0.5)
+    first.hears(3)
     busy.freeze()
     monkeypatch.setattr(heartbeats, "MACHINE_GONE", 1.0)
-    assert not first.told.wait(2.5)
+    assert not first.told.wait(1.5)
 
 
 def test_rank_0_may_be_the_one_that_does_not_answer(members: Callable[[int], list[Member]]) -> None:
     first, second = members(2)
-    time.sleep(1.0)
+    second.hears(1)
     first.freeze()
     second.beats.ring()
     assert second.kind() == ("hang", [0]) and second.verdict.reports[0]["host"] == "h0"

@@ -17,14 +17,14 @@ def test_what_the_main_thread_waits_for() -> None:
     found: list[str | None] = []
 
     def look() -> None:
-        time.sleep(0.3)
+        time.sleep(0.1)
         found.extend([stacks.waiting_for(), stacks.innermost_frame(), stacks.main_thread_stack()])
 
     thread = threading.Thread(target=look)
     thread.start()
-    time.sleep(0.6)
+    time.sleep(0.3)
     thread.join()
-    assert found[0] is None and "time.sleep(0.6)" in str(found[2])
+    assert found[0] is None and "time.sleep(0.3)" in str(found[2])
     assert str(found[1]).startswith("test_stacks.py:") and str(found[1]).endswith("test_what_the_main_thread_waits_for")
 
 

@@ -31,7 +31,7 @@ from hftune.preflight.memory import ModelSize
 from hftune.tools.planning.timing import active_weights
 
 FOLDER = Path(__file__).parent / "published"
-FEW = ("Qwen3.5-35B-A3B", "gemma-4-26B-A4B", "gpt-oss-20b", "DeepSeek-V3.2", "granite-4.0-h-tiny")
+FEW = ("gemma-4-26B-A4B", "gpt-oss-20b", "DeepSeek-V3.2", "granite-4.0-h-tiny")
 """What every run of the tests takes: experts, heads of several sizes, sinks, latent and indexed attention, states."""
 
 METHODS = {"full": (), "lora": ("--use_peft",), "qlora": ("--qlora",)}

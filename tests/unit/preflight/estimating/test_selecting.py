@@ -19,6 +19,7 @@ from hftune.preflight.facts import resolve
 from hftune.preflight.memory import Free
 from hftune.preflight.rules.model import check_model
 from hftune.preflight.run_memory import ROOM, SHARES, choose_recomputed_share
+from hftune.tools.planning import command
 
 pytestmark = pytest.mark.long
 
@@ -81,7 +82,10 @@ def test_in_the_checks_before_a_run(model: Path, tmp_path: Path, monkeypatch: py
     assert args.recomputation is None and not args.gradient_checkpointing and not args.recomputes_least
 
 
-def test_in_a_plan_for_other_machines(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_plan_for_other_machines(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "traced_step", None)
     flags = ["--model_name_or_path", str(model), "--json", "--gpus", "H200", "--activation_checkpointing", "auto"]
     dispatch(["plan", "run_sft", *flags])
     found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])

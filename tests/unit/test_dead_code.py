@@ -18,7 +18,7 @@ ASKED_FOR = {
             *("on_step_begin", "on_prediction_step", "on_log", "on_save", "should_evaluate", "create_scheduler"),
             *("create_model_card", "logging_nan_inf_filter", "precompute_ref_logps"),
             *("compute_ref_log_probs", "maybe_activation_offload_context"),
-            *("id2label", "label2id", "is_quantized", "gate_proj", "gate_up", "padding_idx"),
+            *("id2label", "label2id", "is_quantized", "gate_proj", "padding_idx"),
             *("forward_of_a_tile", "pre_tokenizer", "on_finalized_text", "hub_strategy"),
         ),
         "by upstream",

@@ -14,7 +14,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.models.loading.build import weight_dtype
 from hftune.models.loading.config import row_length
-from hftune.preflight.memory import Setup
+from hftune.preflight.memory import Setup, packed_linears
 
 FULL_LOGITS, ANSWERS, WEIGHTED, SCORE = "full logits", "answers", "weighted", "score"
 
@@ -195,19 +195,15 @@ class Numerics:
 
     def of(self, model: nn.Module) -> Callable[[str, torch.Tensor], torch.dtype]:
         """A function from a parameter of `model` (its name and tensor) to the dtype it has in the run."""
-        names = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-        # transformers leaves output embeddings whole when it quantises; `score` is a reward model's, `embed_out`
-        # GPT-NeoX's.
-        heads = ("lm_head", "score", "embed_out")
-        # Low-rank matrices are linears as well, but peft adds them after the base was quantised.
-        owners = {f"{name}.weight" for name in names if name.rsplit(".", 1)[-1] not in heads and "lora_" not in name}
+        packed = {id(linear.weight) for linear in packed_linears(model)}
 
         def dtype(name: str, parameter: torch.Tensor) -> torch.dtype:
             if self.adapter_float32 and parameter.requires_grad:
                 return torch.float32
             if self.packed is None:
                 return self.weights
-            return self.packed if name in owners else self.spare
+            # Low-rank matrices are linears as well, but peft adds them after the base was quantised.
+            return self.packed if id(parameter) in packed and "lora_" not in name else self.spare
 
         return dtype
 

@@ -197,7 +197,7 @@ def _measure(work: Work, parts: Parts, number: int, name: str) -> None:
         return load_talker(name, work.args)
 
     for kind in work.kinds:
-        parts.make(work.parts(kind, number), lambda make=_MAKERS[kind]: make(work, talker()))
+        parts.make(work.parts(kind, number), partial(_MAKERS[kind], work, talker))
     for part, task in work.harness_parts(number).items():
         # All processes share out the requests of a task, and so all of them look first.
         done = parts.has(part)
@@ -209,9 +209,9 @@ def _measure(work: Work, parts: Parts, number: int, name: str) -> None:
     ranks.barrier()
 
 
-def _losses(work: Work, talker: Talker) -> Callable[[str], Iterable[Line]]:
+def _losses(work: Work, talker: Callable[[], Talker]) -> Callable[[str], Iterable[Line]]:
     args = work.args
-    losses = RecordLosses(talker, args.max_length, args.borders_in_text, args.batch_tokens)
+    losses = RecordLosses(talker(), args.max_length, args.borders_in_text, args.batch_tokens)
 
     def make(part: str) -> Iterator[Line]:
         places = work.of(part)
@@ -224,9 +224,9 @@ def _losses(work: Work, talker: Talker) -> Callable[[str], Iterable[Line]]:
     return make
 
 
-def _answers(work: Work, talker: Talker) -> Callable[[str], Iterable[Line]]:
+def _answers(work: Work, talker: Callable[[], Talker]) -> Callable[[str], Iterable[Line]]:
     args = work.args
-    answer = Answerer(talker, args.borders_in_text, args.batch_tokens)
+    answer = Answerer(talker(), args.borders_in_text, args.batch_tokens)
 
     def make(part: str) -> Iterator[Line]:
         places = work.of(part)
@@ -239,7 +239,10 @@ def _answers(work: Work, talker: Talker) -> Callable[[str], Iterable[Line]]:
     return make
 
 
-_MAKERS: dict[str, Callable[[Work, Talker], Callable[[str], Iterable[Line]]]] = {"loss": _losses, "answers": _answers}
+_MAKERS: dict[str, Callable[[Work, Callable[[], Talker]], Callable[[str], Iterable[Line]]]] = {
+    "loss": _losses,
+    "answers": _answers,
+}
 
 
 def judge_answers(work: Work, parts: Parts) -> None:

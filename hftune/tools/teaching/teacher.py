@@ -76,6 +76,7 @@ class Teacher:
         inputs = {name: batch[name].to(self.device) for name in ("input_ids", "attention_mask")}
         said = self.source.said(inputs, trained.reshape(-1).nonzero().squeeze(1).to(self.device))
         if isinstance(said, TopTargets):
+            assert isinstance(self.source, ServerTeacher), "models say all"
             if (few := int((said.ids >= 0).sum(1).min())) < shard.k:
                 fix = f"give --teacher_top_k {few}"
                 raise self.source.server.error(f"the server gives {few} of {shard.k} tokens at a place", fix)

@@ -33,7 +33,7 @@ class MergeArguments(HubFields):
     merge_base: str = option(
         "original",
         "For QLoRA: fold into the original weights, or into what quantisation left of them (what training "
-        "saw). --verify prints the difference of both.",
+        "saw). --verify prints how far the merge is from it.",
         choices=["original", "dequantized"],
     )
     verify: str = option(

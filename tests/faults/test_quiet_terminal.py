@@ -21,6 +21,7 @@ def test_a_small_run_and_a_refusal_are_a_few_lines(terminal: Terminal, launcher:
     with terminal.start(launcher, "sft", *flags, script="run_sft.py", warm=launcher == "python") as seen:
         assert seen.wait(200) == 0
         assert len(seen.lines) <= 25, seen.lines
+        assert not any("[transformers]" in line for line in seen.lines), seen.lines
         assert any("eval_loss" in line for line in seen.lines)
     assert (terminal.output / "run.log").is_file()
     assert (terminal.output / "run-rank1.log").is_file() == ("torchrun" in launcher)

@@ -264,7 +264,11 @@ def slight_differences(everyone: Sequence[ProcessFacts]) -> Iterator[str]:
 
 
 def shown(everyone: Sequence[ProcessFacts], seconds: float) -> list[str]:
-    """Who takes part, a line for all ranks of a machine that are alike; `seconds` as in `World`."""
+    """Who takes part: a line for all ranks of a machine that are alike, and one alone where all are.
+
+    Args:
+        seconds: As in `World`.
+    """
     # A rank a line would be 64 of them for one machine's eight.
     groups: dict[str, list[int]] = {}
     for facts in everyone:
@@ -272,6 +276,9 @@ def shown(everyone: Sequence[ProcessFacts], seconds: float) -> list[str]:
         memory = f"{facts['memory'] / 2**30:.0f} GiB, " if facts["memory"] else ""
         about = f"{facts['device']}, {memory}{facts['backend']}, torch {torch}, code {code}"
         groups.setdefault(f"on {facts['host']}: {about}", []).append(facts["rank"])
-    head = f"{len(everyone)} processes on {machines_of(everyone)} machine(s), all reached in {1000 * seconds:.2f} ms"
+    reached = f"all reached in {1000 * seconds:.2f} ms"
+    if len(groups) == 1:
+        return [f"{len(everyone)} processes {next(iter(groups))}: {reached}"]
+    head = f"{len(everyone)} processes on {machines_of(everyone)} machine(s), {reached}"
     versions = ", ".join(f"{name} {value}" for name, value in everyone[0]["versions"].items())
     return [head, *(f"  rank {ranges(who)} {about}" for about, who in groups.items()), f"  rank 0 has {versions}"]

@@ -14,6 +14,10 @@ from hftune.trainers.features.feature import Feature, load_state
 from hftune.trainers.features.run import OnTrainBegin, Run
 
 
+class _TakeUp(OnTrainBegin):
+    """A class of its own: of two callbacks of one class transformers warns at every start."""
+
+
 class Totals(Feature):
     """Keeps the totals in checkpoints, and takes them up again.
 
@@ -29,7 +33,7 @@ class Totals(Feature):
 
     def on_built(self, run: Run) -> None:
         """The Trainer has no place between its zeros and the first step but this callback."""
-        run.add_callback(OnTrainBegin(lambda: self.restore(run)))
+        run.add_callback(_TakeUp(lambda: self.restore(run)))
 
     def before_train(self, run: Run, checkpoint: str | None) -> None:
         """Know what to resume from."""

@@ -95,6 +95,8 @@ def test_who_takes_part() -> None:
         "  rank 2-3 on b: NVIDIA H100 80GB HBM3, 79 GiB, nccl, torch 2.13.0+cu130, code abcdef",
         "  rank 0 has python 3.11.9, torch 2.13.0+cu130, trl 1.16.0",
     ]
+    about = "NVIDIA H100 80GB HBM3, 79 GiB, nccl, torch 2.13.0+cu130, code abcdef"
+    assert shown(everyone[:2], 0.0001) == [f"2 processes on a: {about}: all reached in 0.10 ms"]
 
 
 def test_what_a_process_says_of_itself() -> None:

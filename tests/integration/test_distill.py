@@ -27,7 +27,7 @@ def distil(stage_run: Callable, tiny_teacher: Path) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("kind", list(MODES))
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", [pytest.param("full", marks=pytest.mark.slow), "lora"])
 def test_zero2_zero3_and_one_process_train_alike(distil: Callable, method: str, kind: str) -> None:
     alone = distil(method, "single", kind).losses
     assert alone[-1] < alone[0]

@@ -16,7 +16,7 @@ from hftune.weight_files import weight_files, weight_shapes
 SUPERVISED = ["pt", "sft", "rm", "dpo"]
 
 
-@pytest.mark.parametrize("mode", ["zero2", "zero3"])
+@pytest.mark.parametrize("mode", [pytest.param("zero2", marks=pytest.mark.slow), "zero3"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("stage", SUPERVISED)
 def test_what_is_saved_is_whole(stage_run: Callable, tiny_model: Path, stage: str, method: str, mode: str) -> None:
@@ -58,7 +58,7 @@ def test_perplexity_is_that_of_the_loss(stage_run: Callable) -> None:
         assert metrics["eval_perplexity"] == pytest.approx(torch.tensor(metrics["eval_loss"]).exp().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["zero1", "zero3"])
+@pytest.mark.parametrize("mode", [pytest.param("zero1", marks=pytest.mark.slow), "zero3"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_reference_computed_before_training_is_the_policy_at_first(
     stage_run: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, mode: str

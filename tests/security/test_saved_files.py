@@ -120,7 +120,7 @@ def test_a_run_leaves_no_secret(
     assert manifest["command"].count("***") == 2 and manifest["arguments"]["training"]["hub_token"] is None
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_real_run_under_deepspeed(
     run: Callable[..., Finished], tiny_model: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

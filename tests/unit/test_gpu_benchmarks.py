@@ -91,7 +91,9 @@ def test_no_two_runs_share_a_name(gpu_runs: ModuleType) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("has_files", [True, False], ids=["async-files", "no-async-files"])
+@pytest.mark.parametrize(
+    "has_files", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["async-files", "no-async-files"]
+)
 def test_what_must_be_refused_is_what_preflight_refuses(
     gpu_runs: ModuleType, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_files: bool
 ) -> None:

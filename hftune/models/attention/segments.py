@@ -16,7 +16,6 @@ import torch
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import repeat_kv
 
 from hftune.models.attention.machine import varlen_parameters
 from hftune.models.attention.shared_prompts import SharedPrompts
@@ -239,7 +238,7 @@ class _Softmax:
         # which takes neither masks nor float32: the rest would write all scores.
         if query.is_cuda and (seen is not None or query.dtype == torch.float32):
             groups = query.shape[1] // key.shape[1]
-            key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+            key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
         return scaled_dot_product_attention(
             query, key, value, seen, self.dropout, is_causal=seen is None, scale=self.scaling, enable_gqa=True
         )
@@ -248,7 +247,7 @@ class _Softmax:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor | None
     ) -> torch.Tensor:
         queries, keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
-        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+        key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
         scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if self.scaling is None else self.scaling)
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
@@ -309,7 +308,8 @@ def varlen_attention(
     if "enable_gqa" in varlen_parameters():
         options["enable_gqa"] = heads != key.shape[1]
     else:
-        key, value = (repeat_kv(states, heads // key.shape[1]) for states in (key, value))
+        groups = heads // key.shape[1]
+        key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
     flat = (states.transpose(1, 2).reshape(batch * tokens, -1, size) for states in (query, key, value))
     flat_query, flat_key, flat_value = flat
     longest = max(runs.lengths)

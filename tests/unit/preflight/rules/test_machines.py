@@ -102,7 +102,7 @@ def test_who_takes_part() -> None:
 def test_what_a_process_says_of_itself() -> None:
     found = process_facts(parse_arguments("sft", ["--output_dir", "o"]))
     assert found["host"] == host() and found["versions"]["torch"] == torch.__version__
-    assert len(found["code"]["hftune's files"]) == 16 and collective_seconds(torch.device("cpu")) == 0.0
+    assert len(found["code"]["hftune's files"]) == 16 and collective_seconds(torch.device("cpu")) < 1
 
 
 class Arguments:

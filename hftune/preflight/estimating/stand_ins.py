@@ -56,11 +56,12 @@ COUNTED_EXPERTS = "hftune_counted"
 
 
 def counted_experts(
-    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """Allocate the tensors of transformers' `grouped_mm_experts_forward` (5.23), in its order.
 
     Args:
+        experts: Module of all experts of a layer.
         hidden_states: (tokens, hidden size).
         top_k_index: (tokens, experts a token), and their weights alike.
     """
@@ -69,7 +70,7 @@ def counted_experts(
     def product(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         # transformers' own operator, which takes any dtype without data; torch's (2.13) takes bfloat16 alone there.
         offsets = torch.empty(len(weight), dtype=torch.int32)
-        weight = weight if self.is_transposed else weight.transpose(-2, -1)
+        weight = weight if experts.is_transposed else weight.transpose(-2, -1)
         out: torch.Tensor = torch.ops.transformers.grouped_mm_fallback(states.to(weight.dtype), weight, offsets)
         return out
 
@@ -77,8 +78,8 @@ def counted_experts(
     order = torch.empty_like(top_k_index.reshape(-1))
     selected = hidden_states[order // chosen]
     shares = top_k_weights.reshape(-1)[order]
-    out = product(selected, self.gate_up_proj if self.has_gate else self.up_proj)
-    out = product(self._apply_gate(out) if self.has_gate else self.act_fn(out), self.down_proj)
+    out = product(selected, experts.gate_up_proj if experts.has_gate else experts.up_proj)
+    out = product(experts._apply_gate(out) if experts.has_gate else experts.act_fn(out), experts.down_proj)
     weighted = (out * shares.unsqueeze(-1))[order]
     return weighted.view(tokens, chosen, -1).sum(dim=1).to(hidden_states.dtype)
 

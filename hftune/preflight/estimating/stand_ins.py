@@ -55,6 +55,25 @@ def count_attention(*, shared: bool) -> None:
 COUNTED_EXPERTS = "hftune_counted"
 
 
+class _GroupedMatmul(torch.autograd.Function):
+    """Save for backward what `grouped_mm` saves, its input and the weights of all experts; computes nothing.
+
+    transformers' own operator does not do: the backward pass of 5.17 looks at values.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, width: int) -> torch.Tensor:
+        ctx.save_for_backward(tokens, weight)
+        return tokens.new_empty((tokens.shape[0], width))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        wanted = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        # The weights' gradient has the shape of all experts, however few of them got a token.
+        tokens, weight = (torch.empty_like(one) if needed else None for one, needed in wanted)
+        return tokens, weight, None
+
+
 def counted_experts(
     experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
@@ -66,20 +85,17 @@ def counted_experts(
         top_k_index: (tokens, experts a token), and their weights alike.
     """
     tokens, chosen = top_k_index.shape
-
-    def product(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        # transformers' own operator, which takes any dtype without data; torch's (2.13) takes bfloat16 alone there.
-        offsets = torch.empty(len(weight), dtype=torch.int32)
-        weight = weight if experts.is_transposed else weight.transpose(-2, -1)
-        out: torch.Tensor = torch.ops.transformers.grouped_mm_fallback(states.to(weight.dtype), weight, offsets)
-        return out
-
     # In the place of a sort by expert, which looks at values: an index of the same size and dtype.
     order = torch.empty_like(top_k_index.reshape(-1))
     selected = hidden_states[order // chosen]
     shares = top_k_weights.reshape(-1)[order]
-    out = product(selected, experts.gate_up_proj if experts.has_gate else experts.up_proj)
-    out = product(experts._apply_gate(out) if experts.has_gate else experts.act_fn(out), experts.down_proj)
+    weight = experts.gate_up_proj if experts.has_gate else experts.up_proj
+    width = weight.shape[-1] if experts.is_transposed else weight.shape[-2]
+    # `grouped_mm` knows no autocast: transformers casts its input to the weights' dtype, and so does this.
+    out = _GroupedMatmul.apply(selected.to(weight.dtype), weight, width)
+    out = experts._apply_gate(out) if experts.has_gate else experts.act_fn(out)
+    weight = experts.down_proj
+    out = _GroupedMatmul.apply(out.to(weight.dtype), weight, hidden_states.shape[-1])
     weighted = (out * shares.unsqueeze(-1))[order]
     return weighted.view(tokens, chosen, -1).sum(dim=1).to(hidden_states.dtype)
 

@@ -75,8 +75,12 @@ REMOVED = {
     "vocab": "tokens of a list or a file join while a stage runs: --add_tokens FILE, --add_special_tokens, "
     "--pad_vocab_to_multiple_of 64; a larger tokenizer: --tokenizer_name_or_path FOLDER --resize_vocab",
     "parity": "`hftune doctor --train` compares trainings on this machine; docs/parity.md has what papers say",
+    "export lora": "mergekit does it: "
+    "mergekit-extract-lora --model TUNED --base-model BASE --out-path OUT --max-rank 32",
+    "export quantized": 'transformers does it: `AutoModelForCausalLM.from_pretrained("MODEL", quantization_config='
+    'BitsAndBytesConfig(load_in_4bit=True)).save_pretrained("OUT")`; vLLM quantises as it loads',
 }
-"""Subcommands that there were, and what stands in their place."""
+"""Subcommands that there were, or words behind one, and what stands in their place."""
 MEANT = {
     **dict.fromkeys(("train", "finetune", "fine-tune", "fit", "lora"), "sft"),
     **dict.fromkeys(("pretrain", "cpt"), "pt"),
@@ -144,8 +148,9 @@ def dispatch(argv: list[str]) -> None:
     if stage := stage_of(argv[0]):
         on_demand(START)(stage, argv[1:])
         return
-    if argv[0] in REMOVED:
-        raise ArgumentError(f"`hftune {argv[0]}` was removed", fix=REMOVED[argv[0]])
+    for words in (argv[0], " ".join(argv[:2])):
+        if words in REMOVED:
+            raise ArgumentError(f"`hftune {words}` was removed", fix=REMOVED[words])
     if argv[0] not in COMMANDS:
         names, meant = [*STAGES, *COMMANDS], MEANT.get(argv[0])
         near = f"`hftune {meant}` does that;" if meant else did_you_mean(argv[0], names, written="`hftune {}`")

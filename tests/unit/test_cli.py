@@ -27,6 +27,11 @@ from hftune.visible import TYPED, as_typed
         ),
         (["quux"], r"there is no `hftune quux`\n  to do: one of: pt, sft, .*merge, "),
         (["reproduce", "outputs/sft"], r"`hftune reproduce` was removed\n  to do: `hftune lineage FOLDER` says "),
+        (
+            ["export", "lora", "--output_dir", "x"],
+            r"`hftune export lora` was removed\n  to do: .*mergekit-extract-lora ",
+        ),
+        (["export", "quantized"], r"`hftune export quantized` was removed\n  to do: .*BitsAndBytesConfig"),
         (["train"], r"there is no `hftune train`\n  to do: `hftune sft` does that; one of: pt, "),
         (["grpo"], r"`hftune rl` does that"),
         (["--hub_token=x"], r"there is no `hftune --hub_token`\n"),

@@ -11,7 +11,7 @@ from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded
 from hftune.checkpoints.inputs import inputs_of
 from hftune.checkpoints.model_card import model_card
-from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together, shown
 from hftune.logging import get_logger
 from hftune.models.loading.config_file import check_config, check_layers
 from hftune.preflight.model_folder import no_model_in
@@ -191,21 +191,15 @@ FORMATS: dict[str, type[ExportArguments]] = {
     "hub": HubArguments,
 }
 FORMATS_BY_CLASS = {kind: name for name, kind in FORMATS.items()}
-REMOVED = {
-    "lora": "mergekit does it: mergekit-extract-lora --model TUNED --base-model BASE --out-path OUT --max-rank 32",
-    "quantized": 'transformers does it: `AutoModelForCausalLM.from_pretrained("MODEL", quantization_config='
-    'BitsAndBytesConfig(load_in_4bit=True)).save_pretrained("OUT")`; vLLM quantises as it loads',
-}
-"""Formats that there were, and what stands in their place."""
 
 
 def main(argv: list[str]) -> None:
     """Write a finished model in the form that another tool needs."""
-    if argv and argv[0] in REMOVED:
-        raise ArgumentError(f"`hftune export {argv[0]}` was removed", fix=REMOVED[argv[0]])
     if not argv or argv[0] not in FORMATS:
-        raise ArgumentError(
-            "`hftune export` needs a format",
-            fix=f"hftune export gguf --model_name_or_path MODEL --output_dir OUT; one of: {', '.join(FORMATS)}",
-        )
+        # A word may be `--hub_token=X`: its value is not repeated.
+        named = bool(argv) and not argv[0].startswith("-")
+        near = did_you_mean(argv[0], FORMATS, written="`hftune export {}`") if named else ""
+        usage = f"hftune export gguf --model_name_or_path MODEL --output_dir OUT; one of: {', '.join(FORMATS)}"
+        cause = f"there is no format {shown(argv[0])}" if named else "`hftune export` needs a format"
+        raise ArgumentError(cause, fix=f"{near} {usage}".strip())
     export(parse_command(FORMATS[argv[0]], argv[1:]))

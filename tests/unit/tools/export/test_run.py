@@ -121,11 +121,13 @@ def test_to_the_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_from_the_command_line(model: Path, tmp_path: Path) -> None:
     dispatch(["export", "vllm", "--model_name_or_path", str(model), "--output_dir", str(tmp_path / "g")])
     assert list((tmp_path / "g").glob("*.safetensors"))
-    with pytest.raises(UserError, match="needs a format"):
-        dispatch(["export", "onnx"])
-    for gone, instead in (("lora", "mergekit-extract-lora"), ("quantized", "BitsAndBytesConfig")):
-        with pytest.raises(UserError, match=f"(?s)export {gone}` was removed.*{instead}"):
-            dispatch(["export", gone, "--output_dir", "out"])
+    for words, said in (
+        (["ggfu"], "there is no format ggfu\n  to do: did you mean `hftune export gguf`?"),
+        (["--output_dir", "x"], "needs a format\n  to do: hftune export gguf"),
+    ):
+        with pytest.raises(UserError) as refused:
+            dispatch(["export", *words])
+        assert said in str(refused.value)
 
 
 def test_a_wrong_result_is_not_published(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

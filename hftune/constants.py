@@ -1,4 +1,4 @@
-"""Names and values that several rooms share."""
+"""Names and values that several packages share."""
 
 from __future__ import annotations
 

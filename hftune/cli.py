@@ -23,7 +23,7 @@ hftune evaluate outputs/sft --eval_tasks loss math --validation_file_dir DATA --
 hftune sample outputs/sft --train_file_dir PROMPTS --reward_model_path outputs/rm --keep pairs --output_dir OUT
 hftune teach --teacher_model_name_or_path TEACHER --model_name_or_path STUDENT --train_file_dir DIR --output_dir OUT
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's shards
-hftune schema sft|...|pipeline [--output FILE]      JSON Schema of a YAML file, for editors and agents
+hftune schema sft|...|pipeline      JSON Schema of a YAML file, for editors and agents
 hftune completion bash|zsh|fish      a script that completes commands, arguments and their values
 hftune doctor      what this machine has for a run, and what is wrong with it
 hftune --version      the version
@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NamedTuple
 
 from hftune import __version__
 from hftune.arguments.stage_table import STAGES, stage_of
@@ -42,34 +43,52 @@ from hftune.logging import quiet_libraries
 from hftune.on_demand import on_demand
 from hftune.visible import TYPED, say
 
+
+class Command(NamedTuple):
+    """A subcommand; what is named as "module:name" is imported when it is asked for.
+
+    Args:
+        run: Takes the words behind it.
+        arguments: What holds its arguments, for completion: a class, one for each word behind it, or a stage.
+        first: Of one that loads models, and is given its class of arguments as well: what its first words are.
+    """
+
+    run: str
+    arguments: str = ""
+    first: str = ""
+
+
 COMMANDS = {
-    "merge": "hftune.tools.pipeline.starting:merge",
-    "init": "hftune.tools.init.folder:init",
-    "preview": "hftune.tools.records.entry:preview",
-    "tokenize": "hftune.tools.records.entry:tokenize",
-    "plan": "hftune.tools.planning.entry:plan",
-    "data": "hftune.tools.checking.entry:data",
-    "export": "hftune.tools.export.run:main",
-    "teach": "hftune.tools.teaching:teach",
-    "evaluate": "hftune.tools.evaluating.run:evaluate",
-    "sample": "hftune.tools.sampling:sample",
-    "consolidate": "hftune.tools.consolidating:main",
-    "ask": "hftune.tools.asking:ask",
-    "chat": "hftune.tools.chatting.chat:chat",
-    "score": "hftune.tools.scoring:score",
-    "serve": "hftune.tools.serving.run:serve",
-    "explain": "hftune.tools.explaining.entry:explain",
-    "launch": "hftune.tools.pipeline.starting:launch",
-    "pipeline": "hftune.tools.pipeline.command:main",
-    "lineage": "hftune.tools.reporting.lineage:main",
-    "report": "hftune.tools.reporting.page:main",
-    "watch": "hftune.tools.watching.entry:watch",
-    "board": "hftune.tools.board.app:board",
-    "schema": "hftune.tools.schema.entry:schema",
-    "completion": "hftune.cli:completion",
-    "doctor": "hftune.tools.doctor.command:main",
+    "merge": Command("hftune.tools.pipeline.starting:merge", "hftune.arguments.merging:MergeArguments"),
+    "init": Command("hftune.tools.init.folder:init"),
+    "preview": Command("hftune.tools.records.entry:preview"),
+    "tokenize": Command("hftune.tools.records.entry:tokenize"),
+    "plan": Command("hftune.tools.planning.entry:plan"),
+    "data": Command("hftune.tools.checking.entry:data", "hftune.tools.checking.entry:COMMANDS"),
+    "export": Command("hftune.tools.export.run:main", "hftune.tools.export.run:FORMATS"),
+    "teach": Command("hftune.tools.teaching:teach", "distill"),
+    "evaluate": Command(
+        "hftune.tools.evaluating.run:evaluate", "hftune.arguments.asking:EvaluateArguments", "--models"
+    ),
+    "sample": Command(
+        "hftune.tools.sampling:sample", "hftune.arguments.asking:SampleArguments", "--model_name_or_path"
+    ),
+    "consolidate": Command("hftune.tools.consolidating:main", "hftune.tools.consolidating:ConsolidateArguments"),
+    "ask": Command("hftune.tools.asking:ask", "hftune.arguments.asking:AskArguments", "--models"),
+    "chat": Command("hftune.tools.chatting.chat:chat", "hftune.arguments.asking:ChatArguments", "--models"),
+    "score": Command("hftune.tools.scoring:score", "hftune.arguments.asking:ScoreArguments", "--input"),
+    "serve": Command("hftune.tools.serving.run:serve", "hftune.arguments.asking:ServeArguments", "--model"),
+    "explain": Command("hftune.tools.explaining.entry:explain"),
+    "launch": Command("hftune.tools.pipeline.starting:launch"),
+    "pipeline": Command("hftune.tools.pipeline.command:main"),
+    "lineage": Command("hftune.tools.reporting.lineage:main"),
+    "report": Command("hftune.tools.reporting.page:main"),
+    "watch": Command("hftune.tools.watching.entry:watch"),
+    "board": Command("hftune.tools.board.app:board"),
+    "schema": Command("hftune.tools.schema.entry:schema"),
+    "completion": Command("hftune.cli:completion"),
+    "doctor": Command("hftune.tools.doctor.command:main"),
 }
-"""Each takes the words behind its name; imported when it is asked for."""
 REMOVED = {
     "reproduce": "`hftune lineage FOLDER` says whether what made it still holds; its own command runs it again",
     "vocab": "tokens of a list or a file join while a stage runs: --add_tokens FILE, --add_special_tokens, "
@@ -96,29 +115,6 @@ MEANT = {
 """Subcommands of other tools, and what does the same here."""
 IN_DOCSTRING = ("preview", "tokenize", "data", "export", "launch", "lineage", "report")
 """Subcommands whose help is their lines at the top of this file; the others have a page of their own."""
-ARGUMENTS = {
-    "merge": "hftune.arguments.merging:MergeArguments",
-    "data": "hftune.tools.checking.entry:COMMANDS",
-    "export": "hftune.tools.export.run:FORMATS",
-    "teach": "distill",
-    "consolidate": "hftune.tools.consolidating:ConsolidateArguments",
-    "ask": "hftune.arguments.asking:AskArguments",
-    "chat": "hftune.arguments.asking:ChatArguments",
-    "evaluate": "hftune.arguments.asking:EvaluateArguments",
-    "sample": "hftune.arguments.asking:SampleArguments",
-    "score": "hftune.arguments.asking:ScoreArguments",
-    "serve": "hftune.arguments.asking:ServeArguments",
-}
-"""What holds the arguments of subcommands, for completion: a class, one for each word behind it, or a stage."""
-WITH_MODELS = {
-    "ask": "--models",
-    "chat": "--models",
-    "evaluate": "--models",
-    "sample": "--model_name_or_path",
-    "score": "--input",
-    "serve": "--model",
-}
-"""Subcommands that take their class of `ARGUMENTS`, and the argument that their first words are."""
 START = "hftune.tools.pipeline.starting:start"
 """Takes a stage, whose name is a subcommand as well, and the words behind it."""
 
@@ -161,23 +157,26 @@ def dispatch(argv: list[str]) -> None:
         lines = str(__doc__).splitlines()
         say("\n".join(line for line in lines if line.startswith(f"hftune {argv[0]} ")))
         return
-    if argv[0] in WITH_MODELS:
-        _with_models(argv[0], argv[1:])
+    command = COMMANDS[argv[0]]
+    if command.first:
+        _with_models(command, argv[1:])
     else:
-        on_demand(COMMANDS[argv[0]])(argv[1:])
+        on_demand(command.run)(argv[1:])
 
 
-def _with_models(command: str, words: list[str]) -> None:
+def _with_models(command: Command, words: list[str]) -> None:
     """Run a subcommand that loads models: the environment is prepared before transformers is imported."""
     on_demand("hftune.distributed.launch:prepare_environment")()
-    argv = [WITH_MODELS[command], *words] if words and not words[0].startswith("-") else words
-    arguments = on_demand("hftune.arguments.stages:parse_command")(on_demand(ARGUMENTS[command]), argv)
-    on_demand(COMMANDS[command])(arguments, argv)
+    argv = [command.first, *words] if words and not words[0].startswith("-") else words
+    arguments = on_demand("hftune.arguments.stages:parse_command")(on_demand(command.arguments), argv)
+    on_demand(command.run)(arguments, argv)
 
 
 def completion(argv: list[str]) -> None:
     """`hftune completion`, which is told what there is to complete."""
-    on_demand("hftune.tools.completing.entry:completion")(argv, COMMANDS, ARGUMENTS)
+    on_demand("hftune.tools.completing.entry:completion")(
+        argv, {name: each.arguments for name, each in COMMANDS.items()}
+    )
 
 
 if __name__ == "__main__":

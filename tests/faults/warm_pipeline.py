@@ -17,7 +17,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -29,8 +29,7 @@ from hftune.tools.pipeline.processes import _PR_SET_PDEATHSIG, _prctl
 from hftune.tools.pipeline.runner import Runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.state import damage
-from hftune.tools.pipeline.step import Step
-from hftune.tools.pipeline.steps import steps_of
+from hftune.tools.pipeline.steps import Step, steps_of
 from tests.forks import fork, import_everything
 
 MODULES = (
@@ -65,10 +64,8 @@ class Forked:
         os.kill(self.pid, signal.SIGKILL)
 
 
-def warm_start(
-    command: Sequence[str], env: Mapping[str, str], log: Path, first: Callable[[], None] = lambda: None
-) -> Forked:
-    """`python run_sft.py ...` or `hftune ask ...` without the imports; `first` is called before it."""
+def warm_start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Forked:
+    """`python run_sft.py ...` or `hftune ask ...` without the imports."""
     runner = os.getpid()
 
     def work() -> None:
@@ -78,7 +75,6 @@ def warm_start(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         os.environ.update(env)
-        first()
         if command[0] == "hftune":
             run_script(lambda: dispatch(list(command[1:])))
             return
@@ -93,8 +89,7 @@ def start_runner(steps: list[Step], folder: Path) -> int:
     """`hftune pipeline run` in a fork; returns its pid."""
 
     def work() -> None:
-        # The parsers have nothing new to say, and take longer than a stage.
-        run_script(lambda: Runner(folder, start=warm_start, check=lambda steps: None).run(steps))
+        run_script(lambda: Runner(folder, start=warm_start).run(steps))
 
     return fork(work, folder.with_name(f"{folder.name}.log"), 0, 1, 0)
 

@@ -17,8 +17,7 @@ from hftune.errors import ArgumentError
 from hftune.tools.doctor import launching, libraries, machine
 from hftune.tools.pipeline import checking, processes, runner
 from hftune.tools.pipeline.spec import read_spec
-from hftune.tools.pipeline.step import Step
-from hftune.tools.pipeline.steps import steps_of
+from hftune.tools.pipeline.steps import Step, steps_of
 from tests.spokes import spokes
 
 ROOT = Path(__file__).parents[2]
@@ -155,11 +154,7 @@ def _is_apart(command: list[str], env: dict[str, str]) -> bool:
 
 def test_what_hftune_starts_runs_apart(started: list[Any], tmp_path: Path) -> None:
     """The pipeline's checks and the doctor's trials."""
-    step = Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1", env={"PYTHONPATH": "."})
-    for start in (
-        lambda: checking.check_steps([step]),
-        lambda: [*libraries.check_loading([])],
-    ):
+    for start in (lambda: checking.check_apart(tmp_path), lambda: [*libraries.check_loading([])]):
         started.clear()
         start()
         assert started and all(_is_apart(*one) for one in started)
@@ -192,11 +187,15 @@ def test_stages_start_apart(hostile: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_arguments_of_a_pipeline_are_checked_in_a_hostile_folder(hostile: Path, tmp_path: Path) -> None:
+def test_the_arguments_of_a_pipeline_are_checked_in_a_hostile_folder(
+    hostile: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The whole child, with its libraries."""
-    step = Step("sft", "sft", "sft", tmp_path, {"learning_rat": ["1"]}, {"learning_rat": "p.yaml:3"}, "x:1")
-    with pytest.raises(ArgumentError, match="learning_rat"):
-        checking.check_steps([step])
+    (tmp_path / "p.yaml").write_text("model: m\noutput_dir: o\nstages:\n  sft: {learning_rat: 1}\n")
+    with pytest.raises(SystemExit) as ended:
+        checking.check_apart(tmp_path / "p.yaml")
+    said = capfd.readouterr().err
+    assert ended.value.code == 2 and "learning_rat" in said and "p.yaml:4" in said
 
 
 # --- scripts ---

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 from hftune.arguments.entry import kept
 from hftune.errors import ArgumentError, did_you_mean
 from hftune.visible import say
 
-HELP = """Completion of commands, arguments and their values, for `hftune` and for the scripts.
+HELP = """Completion of commands, arguments and their values behind `hftune`.
 
 hftune completion bash > ~/.local/share/bash-completion/completions/hftune      bash, with the package bash-completion
 eval "$(hftune completion bash)"                                                bash without it, in ~/.bashrc
@@ -21,13 +20,12 @@ The script holds the names of this version: write it again after an update. The 
 SHELLS = ("bash", "zsh", "fish")
 
 
-def completion(argv: list[str], commands: Iterable[str], arguments: Mapping[str, str]) -> None:
+def completion(argv: list[str], commands: Mapping[str, str]) -> None:
     """Print a shell's script.
 
     Args:
         argv: The shell.
-        commands: All subcommands but the stages.
-        arguments: Where the classes of their arguments are.
+        commands: All subcommands but the stages -> where the classes of their arguments are.
 
     Raises:
         ArgumentError: No shell, or one that is not known.
@@ -39,12 +37,11 @@ def completion(argv: list[str], commands: Iterable[str], arguments: Mapping[str,
         name = argv[0].partition("=")[0]
         fix = f"{did_you_mean(name, SHELLS)} one of: {', '.join(SHELLS)}".strip()
         raise ArgumentError(f"`hftune completion` knows no shell {name}", fix=fix)
-    own = [str(file.stat().st_mtime_ns) for file in sorted(Path(__file__).parent.glob("*.*"))]
 
     def made() -> str:
         # It brings the parsers of all stages, which take seconds.
         from hftune.tools.completing.scripts import script
 
-        return script(argv[0], commands, arguments)
+        return script(argv[0], commands)
 
-    say(kept("completion", [*argv, *commands, *own], made), end="")
+    say(kept("completion", argv, made), end="")

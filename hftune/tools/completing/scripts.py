@@ -1,10 +1,9 @@
-"""The script of a shell: shtab's for `hftune`, and a function by which the scripts and launchers get the same."""
+"""The script of a shell, made by shtab of a parser of everything."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import shtab
@@ -17,12 +16,9 @@ from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.distributed.ds_config import CONFIGS
 from hftune.on_demand import on_demand
 
-WITH_STAGE = ("plan", "preview", "tokenize")
-"""Commands behind which a stage stands, and then its arguments."""
-
 # What stands behind commands whose arguments no class holds: words in their place, and flags.
 _WORDS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(WITH_STAGE, tuple(STAGES)),
+    **dict.fromkeys(("plan", "preview", "tokenize"), tuple(STAGES)),
     "init": ("demo", "sft", "pipeline"),
     "launch": ("deepspeed", "torchrun", "python"),
     "pipeline": ("run", "plan", "check"),
@@ -32,7 +28,6 @@ _WORDS: dict[str, tuple[str, ...]] = {
 _FLAGS: dict[str, tuple[str, ...]] = {
     "init": ("--model",),
     "pipeline": ("--from", "--to", "--only", "--force", "--dry_run", "--ignore_gates"),
-    "schema": ("--output",),
     "watch": ("--once", "--every"),
     "board": ("--port",),
     "lineage": ("--json",),
@@ -45,28 +40,17 @@ _FILES = {"zsh": "_files", "fish": "(__fish_complete_path (commandline -ct))"}
 """Not for bash: there what finds nothing falls back to files, and a compgen would hide the flags that may follow."""
 
 
-def script(shell: str, commands: Iterable[str], arguments: Mapping[str, str]) -> str:
-    """The script of a shell (bash, zsh or fish) that completes `hftune`, the scripts, and scripts behind a launcher.
-
-    Args:
-        commands: All subcommands but the stages.
-        arguments: Where the classes of their arguments are.
-    """
-    programs = [*(f"run_{stage}.py" for stage in STAGES), "merge_peft_adapter.py", "deepspeed", "torchrun"]
-    words = {"stages": "|".join(STAGES), "before": "|".join(WITH_STAGE), "programs": " ".join(programs)}
-    own = Path(__file__).with_name(f"hftune.{shell}")  # fish has none
-    more = "".join(f"_hftune_{name}='{text}'\n" for name, text in words.items()) if own.exists() else ""
-    completed = shtab.complete(whole_command(commands, arguments), shell)
-    return f"{completed}\n{more}{own.read_text(encoding='utf-8') if more else ''}"
+def script(shell: str, commands: Mapping[str, str]) -> str:
+    """The script of a shell (bash, zsh or fish) that completes `hftune`; see `whole_command`."""
+    return str(shtab.complete(whole_command(commands), shell))
 
 
-def whole_command(commands: Iterable[str], arguments: Mapping[str, str]) -> argparse.ArgumentParser:
+def whole_command(commands: Mapping[str, str]) -> argparse.ArgumentParser:
     """The parser of everything.
 
     Args:
-        commands: All subcommands but the stages.
-        arguments: Subcommand -> the class of its arguments, or a dict of classes, as `on_demand` takes it; or the
-            stage whose arguments it has.
+        commands: Subcommand but for the stages -> the class of its arguments, or a dict of classes, as `on_demand`
+            takes it; or the stage whose arguments it has; or "".
     """
     root = argparse.ArgumentParser("hftune", add_help=False)
     below = root.add_subparsers()
@@ -75,11 +59,11 @@ def whole_command(commands: Iterable[str], arguments: Mapping[str, str]) -> argp
         _add_stage(parser, stage)
         for name, choices in _STARTING.items():
             parser.add_argument(f"--{name}", choices=choices, help="how the stage is started")
-    for name in commands:
+    for name, arguments in commands.items():
         parser = below.add_parser(name, help=name, add_help=False)
         _add_words(parser, name)
-        if name in arguments:
-            _add_arguments(parser, arguments[name])
+        if arguments:
+            _add_arguments(parser, arguments)
         parser.add_argument("--help", action="store_true", help="what it does")
     return root
 
@@ -126,12 +110,12 @@ def _add_known(parser: argparse.ArgumentParser, known: Mapping[str, argparse.Act
         choices = [str(choice) for choice in action.choices] if action.choices is not None else None
         if kind == "string_to_bool":
             choices = ["True", "False"]
+        if name == "deepspeed":
+            choices = sorted(file.stem for file in CONFIGS.glob("*.json"))
         several: Any = {"nargs": "+"} if action.nargs == "+" else {}
         # Any: `complete` is an attribute of shtab's own.
         added: Any = parser.add_argument(f"--{name}", choices=choices, help=_short(action.help), **several)
-        if name == "deepspeed":
-            added.complete = _deepspeed()
-        elif choices is None and kind not in ("int", "float"):
+        if choices is None and kind not in ("int", "float"):
             added.complete = _FILES
 
 
@@ -140,17 +124,3 @@ def _short(text: str | None) -> str:
     first = " ".join(str(text or "").replace("%%", "%").split()).partition(". ")[0].rstrip(".")
     short = first if len(first) <= _LONGEST else f"{first[: _LONGEST - 3]}..."
     return short.replace("%", "%%")
-
-
-def _deepspeed() -> dict[str, Any]:
-    """Names of `ds_configs/`, or files."""
-    names = " ".join(sorted(file.stem for file in CONFIGS.glob("*.json")))
-    return {
-        "bash": "_hftune_deepspeed_file",
-        "zsh": "_hftune_deepspeed",
-        "fish": f"{names} (__fish_complete_path (commandline -ct))",
-        "preamble": {
-            "bash": f'_hftune_deepspeed_file() {{ compgen -W "{names}" -- "$1"; compgen -f -- "$1"; }}',
-            "zsh": f"_hftune_deepspeed() {{ compadd {names}; _files }}",
-        },
-    }

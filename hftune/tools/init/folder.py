@@ -16,7 +16,7 @@ from hftune.errors import ArgumentError, did_you_mean, raise_together, shown
 from hftune.publishing.disk import disk_errors, lexists, write_file, writing_problem
 from hftune.secrets import redact
 from hftune.tools.init.base_model import HUB_NAME, prepare_base
-from hftune.tools.schema.entry import file_name, schema_text
+from hftune.tools.schema.entry import schema_text
 from hftune.tools.words import taken
 from hftune.visible import say
 
@@ -144,7 +144,7 @@ def _readme(name: str, kind: Kind) -> str:
 
 def _schema_file(kind: Kind) -> str:
     """Alongside the YAML file, so that an editor finds it without a network, wherever the folder is."""
-    return f".hftune/{file_name(kind.schema)}"
+    return f".hftune/{kind.schema}.schema.json"
 
 
 def _here(text: str, kind: Kind, model: str) -> str:

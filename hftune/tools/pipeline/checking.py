@@ -1,18 +1,12 @@
 """Checks every argument of every stage with the script's own parser, before anything starts.
 
-The parsers bring TRL and torch along, so they run in a process of their own: `python -m
-hftune.tools.pipeline.checking` reads the stages as JSON and prints what is wrong. Nothing is checked, and nothing
-imported, where all stages are finished.
+Nothing is checked, and nothing imported, where all stages are finished.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import fields, replace
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,107 +15,56 @@ from hftune.arguments.merging import MergeParser
 from hftune.arguments.names.translate import Entry
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.stage_table import STAGES
-from hftune.errors import ArgumentError, Preempted, UserError, raise_together, sent, to_send
-from hftune.logging import notice
+from hftune.errors import ArgumentError, Preempted, UserError, raise_together
 from hftune.on_demand import on_demand
-from hftune.secrets import command_without_secrets, variable_says_secret
+from hftune.secrets import command_without_secrets
 from hftune.stores.objects import is_url
-from hftune.tools.pipeline.state import HUB_TOKENS
-from hftune.tools.pipeline.step import COMMANDS, MERGE, PRINTED, Step
-from hftune.visible import say
-
-
-def with_quiet_token(step: Step) -> Step:
-    """The step with the Hub's token in HF_TOKEN instead of on its command line."""
-    # The last one counts, as on a command line.
-    tokens = [values[-1] for name, values in step.arguments.items() if name in HUB_TOKENS and values]
-    arguments = {name: values for name, values in step.arguments.items() if name not in HUB_TOKENS}
-    return replace(step, arguments=arguments, env={**step.env, "HF_TOKEN": tokens[-1]}) if tokens else step
+from hftune.tools.pipeline.steps import COMMANDS, MERGE, Step
 
 
 def exposures(step: Step) -> Iterator[ArgumentError]:
     """Problems: secrets that would be on the step's command line, each with its line in the file."""
     # What the runner will start: the Hub's token is in a variable by then, and no exposure.
-    for name, values in with_quiet_token(step).arguments.items():
-        words = [f"--{name}", *values]
+    told = {name: [f"--{name}", *values] for name, values in step.with_quiet_token().arguments.items()}
+    for name, words in {**told, "launcher": step.launcher.wrap("script", [])}.items():
         if command_without_secrets(words) != words:
             yield ArgumentError(
                 f"{name} holds a secret, and command lines are shown by `ps` and in the launcher's log",
                 place=step.places.get(name, step.place),
-                fix=_way_out(name, step.arguments[name]),
+                fix="give it in a variable of the environment (env: {NAME: ...}; for the Hub HF_TOKEN), or in a file",
             )
-    # The launcher's own options, apart from the script's arguments.
-    launched = step.launcher.wrap("script", [])
-    if command_without_secrets(launched) != launched:
-        cause = f"the launcher {step.launcher.kind} is given a secret, and command lines are shown by `ps`"
-        yield ArgumentError(cause, place=step.place, fix="give it in the environment: env: {NAME: ...}")
-    if step.launcher.other_machines:
-        # To reach other machines a variable is put on an `ssh` or pdsh command line there, and into the launcher's log.
-        for name in sorted({**os.environ, **step.env}):
-            if name.startswith(PRINTED) and variable_says_secret(name):
-                fix = f"unset {name} here and set it on each machine, or launch with torchrun or srun"
-                cause = f"DeepSpeed's launcher prints {name} as it hands it to other machines"
-                yield ArgumentError(cause, place=step.place, fix=fix)
 
 
-def _way_out(name: str, values: list[str]) -> str:
-    if name == "deepspeed" and "".join(values).lstrip().startswith("{"):
-        return (
-            "write the config to a file and name that, or give the secret in a variable, as COMET_API_KEY: env: {...}"
-        )
-    return "give it in a variable of the environment (env: {NAME: ...}; for the Hub HF_TOKEN), or in a file"
+def check_apart(file: Path) -> None:
+    """`hftune pipeline check FILE`: in a process of its own, since this one forks, and need not hold torch for hours.
 
-
-def say_variables_not_passed_on(steps: Iterable[Step], environment: Mapping[str, str]) -> None:
-    """Say which variables do not reach other machines: DeepSpeed's launcher passes on only some."""
-    missing: dict[str, None] = {}
-    for step in map(with_quiet_token, steps):
-        names = [*step.env, *(["HF_TOKEN"] if "HF_TOKEN" in environment else [])]
-        missing |= dict.fromkeys(name for name in names if step.launcher.loses(name))
-    if missing:
-        # `hf auth login` stores it in a file on each machine, which needs no variable.
-        token = "; for the Hub's token run `hf auth login` on each machine" if "HF_TOKEN" in missing else ""
-        notice(f"the launcher does not hand {', '.join(missing)} to other machines: set them there{token}")
+    Raises:
+        Preempted: It was stopped.
+        SystemExit: It has found something, and said it.
+    """
+    command = child_processes.python("-m", "hftune.cli", "pipeline", "check", str(file))
+    code = child_processes.run(command, stdout=child_processes.DEVNULL).returncode
+    # Ctrl-C goes to every process of the terminal's group: the child may end of it before this one hears.
+    if code in (-2, 130):
+        raise Preempted("stopped before anything started")
+    if code:
+        raise SystemExit(code)
 
 
 def check_steps(steps: Iterable[Step]) -> None:
     """Check the arguments of all steps with their parsers.
 
     Raises:
-        ArgumentError: Secrets on command lines; all names and values that do not fit, each with its line in the file.
+        ArgumentError: All names and values that do not fit, each with its line in the file.
     """
     steps = list(steps)
-    # Secrets first: messages of the parsers quote what was typed. Steps of a sweep share lines of the file, so equal
-    # problems are told once.
-    raise_together({problem.render(): problem for step in steps for problem in exposures(step)}.values())
-    say_variables_not_passed_on(steps, os.environ)
-    problems = _asked_separately(steps)
     made = {f"{step.folder}" for step in steps}
-    problems += [problem for step in steps for problem in missing_files(step, made)]
+    problems: list[UserError] = []
+    for step in steps:
+        problems += stage_problems(step.script, step.arguments, step.places, step.launcher.processes)
+        problems += missing_files(step, made)
+    # Steps of a sweep share lines of the file, so equal problems are told once.
     raise_together({problem.render(): problem for problem in problems}.values())
-
-
-def _asked_separately(steps: list[Step]) -> list[UserError]:
-    """All problems that `stage_problems` finds, in a process of its own."""
-    asked = [
-        {
-            "script": step.script,
-            "arguments": step.arguments,
-            "places": step.places,
-            "processes": step.launcher.processes,
-        }
-        for step in steps
-    ]
-    finished = child_processes.run(
-        child_processes.python("-m", "hftune.tools.pipeline.checking"), input=json.dumps(asked), capture_output=True
-    )
-    # Ctrl-C goes to every process of the terminal's group: the child may end of it before this one hears.
-    if finished.returncode in (-2, 130):
-        raise Preempted("stopped before anything started")
-    if finished.returncode:
-        raise RuntimeError(f"the arguments could not be checked:\n{finished.stderr}")
-    # The last line: libraries may have printed others before it.
-    return [sent(*problem) for problem in json.loads(finished.stdout.splitlines()[-1])]
 
 
 def stage_problems(
@@ -211,16 +154,3 @@ def missing_files(step: Step, made: Set[str] = frozenset()) -> Iterator[UserErro
                     place=step.places.get(name),
                     fix="paths are relative to the working folder",
                 )
-
-
-def main() -> None:
-    """Read stages from stdin as JSON, print their problems to stdout as JSON."""
-    asked = json.load(sys.stdin)
-    # Some libraries print on stdout when they are imported, which belongs to the answer.
-    with contextlib.redirect_stdout(sys.stderr):
-        found = [problem for entry in asked for problem in stage_problems(**entry)]
-    say(json.dumps([to_send(problem) for problem in found]))
-
-
-if __name__ == "__main__":
-    main()

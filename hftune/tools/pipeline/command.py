@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from hftune.arguments.raw_arguments import refuse_one_dash
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, raise_together
 from hftune.publishing.folder import clear_work, make_work, work_folder_locked
 from hftune.secrets import command_without_secrets
-from hftune.tools.pipeline.checking import check_steps
+from hftune.tools.pipeline.checking import check_apart, check_steps, exposures
 from hftune.tools.pipeline.runner import Choice, Runner, Screen, shown
-from hftune.tools.pipeline.spec import EVALUATE, SAMPLE, Spec, read_spec
+from hftune.tools.pipeline.spec import EVALUATE, SAMPLE, read_spec
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, state_of
-from hftune.tools.pipeline.step import COMMANDS, Step
-from hftune.tools.pipeline.steps import output_folder, steps_of
+from hftune.tools.pipeline.steps import COMMANDS, Step, output_folder, steps_of
 from hftune.visible import say
 
 RECORDS, STEPS = 8, 2
@@ -159,12 +158,13 @@ def main(argv: list[str]) -> None:
             raise ArgumentError(f"{word.partition('=')[0]} was removed", fix=fix)
     options = parser.parse_args(argv)
     spec = read_spec(options.file)
-    if options.action == "run":
-        run(spec, options)
-        return
     steps = steps_of(spec)
+    # Before anything starts, be it only the parsers, whose messages quote what was typed.
+    raise_together({problem.render(): problem for step in steps for problem in exposures(step)}.values())
+    if options.action == "run":
+        run(steps, output_folder(spec), options)
+        return
     check_steps(steps)
-    # `run` is not checked here: the runner does so before the first step that starts, and not at all if none does.
     screen = Screen()
     if options.action == "check":
         screen.say(f"{options.file}: {len(steps)} steps, nothing wrong")
@@ -172,14 +172,17 @@ def main(argv: list[str]) -> None:
         show_plan(steps, screen)
 
 
-def run(spec: Spec, options: argparse.Namespace) -> None:
+def run(steps: list[Step], folder: Path, options: argparse.Namespace) -> None:
     """Run the stages, or try them on few records (`--dry_run`)."""
-    steps, folder = steps_of(spec), output_folder(spec)
     force = () if options.force is None else tuple(options.force) or ("*",)
     choice = Choice(options.first, options.last, options.only, force)
+
+    def runner(folder: Path) -> Runner:
+        return Runner(folder, check=lambda: check_apart(options.file), ignore_gates=options.ignore_gates)
+
     if not options.dry_run:
-        Runner(folder, ignore_gates=options.ignore_gates).run(steps, choice)
+        runner(folder).run(steps, choice)
         return
     with scratch_folder(folder) as scratch:
-        Runner(scratch).run(in_small(steps, folder, scratch), choice)
+        runner(scratch).run(in_small(steps, folder, scratch), choice)
     say("the dry run found nothing wrong; its results are removed")

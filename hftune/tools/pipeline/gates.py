@@ -42,26 +42,26 @@ class Gate:
     drop: float | None = None
 
 
-def read_gates(item: Positioned, tasks: Sequence[str], problems: list[UserError]) -> tuple[Gate, ...]:
+def read_gates(item: Positioned, tasks: Sequence[str]) -> tuple[Gate, ...]:
     """The gates of a stage.
 
     Args:
         item: The value of `gate`, with references resolved.
         tasks: That are evaluated; `TASK/METRIC` and `TASK/SOURCE` are of them as well.
-        problems: Get what is wrong.
+
+    Raises:
+        ArgumentError: A task that is not evaluated, or something that is no limit.
     """
     found = []
-    for task, limits in item.mapping("gate", problems).items():
+    for task, limits in item.mapping("gate").items():
         if task.partition("/")[0] not in tasks:
             fix = f"add it to eval_tasks below evaluate, or name one of: {', '.join(tasks) or 'none'}"
-            problems.append(ArgumentError(f"{task} is not evaluated", place=limits.name_place, fix=fix))
-        given = limits.mapping(f"gate of {task}", problems)
-        fix = "min (max of a loss): NUMBER, drop: NUMBER of 0 or more"
-        wrong = [child for name, child in given.items() if name not in KEYS or not _is_limit(name, child.value)]
-        for child in wrong or ([] if given else [limits]):
-            problems.append(ArgumentError(f"the gate of {task} has no such limit", place=child.name_place, fix=fix))
-        if not wrong:
-            found.append(Gate(task, *(float(given[name].value) if name in given else None for name in KEYS)))
+            raise ArgumentError(f"{task} is not evaluated", place=limits.place, fix=fix)
+        given = limits.mapping(f"gate of {task}")
+        if not given or any(name not in KEYS or not _is_limit(name, child.value) for name, child in given.items()):
+            fix = "min (max of a loss): NUMBER, drop: NUMBER of 0 or more"
+            raise ArgumentError(f"the gate of {task} has no such limit", place=limits.place, fix=fix)
+        found.append(Gate(task, *(float(given[name].value) if name in given else None for name in KEYS)))
     return tuple(found)
 
 

@@ -37,59 +37,50 @@ _OF_ANOTHER = re.compile(r"rank \d+ on \S+ has stopped at|lost ranks? |lost cont
 _TAIL_BYTES = 1 << 18
 _LINES = 12
 
-_FULL = ("the disk is full", "make room")
+_FULL = "the disk is full: make room"
 # With less than this no log line can be trusted to have been written.
 _FULL_BYTES = 1 << 20
-_CAUSES: tuple[tuple[str, str, str], ...] = (
-    (r"No space left on device|os error 28|PytorchStreamWriter failed writing", *_FULL),
-    (r"File too large|os error 27", "a file grew beyond the limit that is set here (ulimit -f)", "raise the limit"),
-    (r"Read-only file system|os error 30", "the folder is on a read-only file system", "make it writable"),
-    (r"Permission denied|os error 13", "a file or folder may not be written or read", "give the rights to it"),
+# Launchers exit with 1 themselves and print their ranks' codes: deepspeed as `return code`, torchrun as `exitcode`.
+_CAUSES = (
+    (r"No space left on device|os error 28|PytorchStreamWriter failed writing", _FULL),
     (
         r"OutOfMemoryError|CUDA out of memory|can't allocate memory|Cannot allocate memory|^MemoryError"
         r"|can't start new thread",
-        "out of memory",
-        "--gradient_checkpointing True, a smaller --per_device_train_batch_size with more "
+        "out of memory: --gradient_checkpointing True, a smaller --per_device_train_batch_size with more "
         "--gradient_accumulation_steps, or another ZeRO stage (hftune plan)",
     ),
-)
-_KILLED = (
-    "a process was killed from outside (SIGKILL); most often the machine has run out of memory",
-    "see `dmesg`; less memory: a smaller --per_device_train_batch_size, --gradient_checkpointing True",
+    (
+        r"return code = -9|exitcode\s*: -9|Signal 9|^killed by signal 9$",
+        "a process was killed from outside (SIGKILL); most often the machine has run out of memory: see `dmesg`",
+    ),
 )
 
 
-def explain(log: Path, code: int, start: int = 0) -> tuple[list[str], str | None]:
-    """Explain why a stage failed.
+def explain(log: Path, code: int, start: int = 0) -> list[str]:
+    """The lines that explain why a stage failed.
 
     Args:
         log: Its output.
         code: Its exit code, negative for a signal.
         start: Where its output begins in the log.
-
-    Returns:
-        The lines to show, and what to do where that is known.
     """
     text = _end_of(log, start)
-    # In the order of what can be trusted: the stage's own message, the disk, known causes, signals, what other ranks
-    # say, and last lines.
+    # In the order of what can be trusted: the stage's own message, the disk, known causes, what other ranks say, and
+    # last words.
     own = _message(text)
     if own:
-        return own, None
+        return own
     # The log may lie on the same disk, and lack the very line that says so.
-    if log.is_file() and shutil.disk_usage(log.parent).free < _FULL_BYTES:
-        return [_FULL[0], *last_words(text, 3)], _FULL[1]
-    for pattern, cause, remedy in _CAUSES:
-        if re.search(pattern, text, re.MULTILINE):
-            return [cause, *last_words(text, 3)], remedy
-    # Launchers exit with 1 themselves and print their ranks' codes: deepspeed as `return code`, torchrun as `exitcode`.
-    if code == -9 or re.search(r"return code = -9|exitcode\s*: -9|Signal 9", text):
-        return [_KILLED[0], *last_words(text, 3)], _KILLED[1]
+    full = log.is_file() and shutil.disk_usage(log.parent).free < _FULL_BYTES
+    said = f"{text}\nkilled by signal {-code}"
+    causes = [cause for pattern, cause in _CAUSES if re.search(pattern, said, re.MULTILINE)]
+    if full or causes:
+        return [_FULL if full else causes[0], *last_words(text, 3)]
     # That another rank has stopped is a consequence; a traceback of this log would be the cause.
     told = _message(text, of_another=True)
     if told and "Traceback (most recent call last):\n  File" not in text:
-        return told, None
-    return last_words(text, _LINES) or ["it said nothing"], None
+        return told
+    return last_words(text, _LINES) or ["it said nothing"]
 
 
 def _end_of(log: Path, start: int) -> str:

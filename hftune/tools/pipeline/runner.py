@@ -10,12 +10,11 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from hftune import child_processes
@@ -28,15 +27,13 @@ from hftune.publishing.locks import busy_error
 from hftune.publishing.result_files import tidy_result
 from hftune.secrets import MASK, command_without_secrets, redact, variables_without_secrets
 from hftune.tools.pipeline import processes
-from hftune.tools.pipeline.checking import check_steps, with_quiet_token
 from hftune.tools.pipeline.gates import GateFailed, check_gates
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, state_of
-from hftune.tools.pipeline.step import COMMANDS, Step
+from hftune.tools.pipeline.steps import COMMANDS, Step
 from hftune.tools.reporting.progress import Log, Moment
 from hftune.visible import clock, visible
 
 _PLAIN_SECONDS = 30.0
-_BAR = 24
 
 
 class Screen:
@@ -48,43 +45,29 @@ class Screen:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True, markup=False)
-        self._live: Live | None = None
-        self._spoken = 0.0
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
         self.console.print(visible(redact(text)))
 
-    def begin(self, title: str) -> None:
-        """Begin showing a step."""
-        self.title, self.began, self._spoken = title, time.monotonic(), time.monotonic()
-        if self.console.is_terminal and not self.console.is_dumb_terminal:  # where rich draws nothing
-            # No thread that refreshes: the runner forks, and draws each time it looks.
-            self._live = Live(console=self.console, auto_refresh=False, transient=True)
-            self._live.start()
+    @contextmanager
+    def watching(self, title: str) -> Iterator[Callable[[Moment, bool], None]]:
+        """Show a step while the block runs, by a function that takes where the step is now, and whether that is new."""
+        began = spoken = time.monotonic()
+        changes = self.console.is_terminal and not self.console.is_dumb_terminal  # where rich draws nothing
+        with self.console.status(Text(visible(title))) if changes else nullcontext() as status:
 
-    def show(self, moment: Moment, *, new: bool) -> None:
-        """Show where the step is now."""
-        now = time.monotonic()
-        if self._live is not None:
-            self._live.update(self._line(moment), refresh=True)
-        # A log gets a line at most every half minute, and only when there is something new.
-        elif new and now - self._spoken >= _PLAIN_SECONDS:
-            self._spoken = now
-            self.console.print(visible(f"{self.title}: {moment}"))
+            def show(moment: Moment, new: bool) -> None:
+                nonlocal spoken
+                now = time.monotonic()
+                if status is not None:
+                    status.update(Text(visible(f"{title}: {str(moment) or 'loading'}, {clock(now - began)}")))
+                # A log gets a line at most every half minute, and only when there is something new.
+                elif new and now - spoken >= _PLAIN_SECONDS:
+                    spoken = now
+                    self.console.print(visible(f"{title}: {moment}"))
 
-    def end(self) -> None:
-        """Stop showing the step."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def _line(self, moment: Moment) -> Text:
-        done = round(_BAR * moment.step / moment.max_steps) if moment.max_steps else 0
-        line = Text.assemble((visible(f"{self.title} "), "bold"), ("━" * done, "green"), ("━" * (_BAR - done), "dim"))
-        line.append(f" {str(moment) or 'loading'}, {clock(time.monotonic() - self.began)}")
-        line.truncate(self.console.width, overflow="ellipsis")
-        return line
+            yield show
 
 
 LOGS, PREVIOUS, LOCK = "logs", "previous", "hftune.lock"
@@ -146,14 +129,14 @@ class Runner:
         folder: The pipeline's output folder: the lock, logs and former results lie in it.
         screen: Says what happens.
         start: Starts a command; tests give one that needs no launcher.
-        check: Asks the scripts' parsers before the first step starts.
+        check: Called before the first step starts, and not at all if none does.
         ignore_gates: Go on after a stage that hurt a capability more than its gate allows.
     """
 
     folder: Path
     screen: Screen = field(default_factory=Screen)
     start: Start = processes.start
-    check: Callable[[Sequence[Step]], None] = check_steps
+    check: Callable[[], None] = lambda: None
     ignore_gates: bool = False
     _signals: list[int] = field(default_factory=list)
     _checked: bool = False
@@ -192,7 +175,7 @@ class Runner:
                 # Not before the loop: the parsers import torch and TRL for seconds, and a pipeline without a change
                 # needs none.
                 if not self._checked:
-                    self.check(steps)
+                    self.check()
                     self._checked = True
                 self._run_step(step, state, title, steps)
                 self._gate(step)
@@ -255,7 +238,7 @@ class Runner:
         if log.parent.is_symlink():
             raise ArgumentError(f"{log.parent} is a link", place="output_dir", fix="move it away")
         log.parent.mkdir(parents=True, exist_ok=True)
-        step = with_quiet_token(replace(step, launcher=step.launcher.with_free_port()))
+        step = replace(step, launcher=step.launcher.with_free_port()).with_quiet_token()
         command = command_of(step)
         # Logs are appended to; an error of an earlier run must not explain this one's.
         offset = log.stat().st_size if log.is_file() else 0
@@ -263,16 +246,14 @@ class Runner:
         # Before the start, so that it skips what earlier runs left and misses nothing of this one.
         follower = Log(step.folder, skip=True)
         running = self.start(command, environment(step), log)
-        self.screen.begin(title)
+        # The runner forks no more until the step has ended: rich's line has a thread that draws it.
+        with self.screen.watching(title) as show:
 
-        def look() -> None:
-            new = follower.read()
-            self.screen.show(follower.moment(), new=new)
+            def look() -> None:
+                new = follower.read()
+                show(follower.moment(), new)
 
-        try:
             return processes.attend(running, self._signals, self.screen.say, look), log, offset
-        finally:
-            self.screen.end()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -373,11 +354,10 @@ def _damaged(folder: Path, reasons: tuple[str, ...], stage: str) -> ManifestErro
 
 
 def _failed(step: Step, code: int, log: Path, offset: int, seconds: float) -> StageFailed:
-    lines, remedy = processes.explain(log, code, offset)
+    lines = processes.explain(log, code, offset)
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     return StageFailed(
         "\n".join([f"{step.name} failed ({how}) after {clock(seconds)}:", *(f"    {line}" for line in lines)]),
         place=str(log),
-        fix=f"{remedy + '; then ' if remedy else ''}the same command resumes from here. This stage alone:\n"
-        f"    {shown(step.env, command_of(step))}",
+        fix=f"the same command resumes from here. This stage alone:\n    {shown(step.env, command_of(step))}",
     )

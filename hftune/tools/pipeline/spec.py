@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,11 @@ class Positioned:
 
     Args:
         value: A text, number, bool or None; for a mapping a dict of name to `Positioned`, for a list a list of them.
-        place: `file:line`.
-        name_place: Where its name stands, if it has one; else `place`.
+        place: `file:line`, of its name if it has one.
     """
 
     value: Any
     place: str
-    name_place: str = ""
 
     @property
     def plain(self) -> Any:
@@ -40,13 +39,24 @@ class Positioned:
             return [child.plain for child in self.value]
         return self.value
 
-    def mapping(self, what: str, problems: list[UserError]) -> dict[str, Positioned]:
-        """The value as a dict; an empty one if it is something else, which is added to `problems`."""
-        if isinstance(self.value, dict):
-            return self.value
-        if self.value is not None:
-            problems.append(ArgumentError(f"{what} must hold names and values", place=self.place, fix="NAME: VALUE"))
-        return {}
+    def mapping(self, what: str) -> dict[str, Positioned]:
+        """The value as a dict, empty where nothing stands.
+
+        Raises:
+            ArgumentError: It is something else.
+        """
+        if self.value is not None and not isinstance(self.value, dict):
+            raise ArgumentError(f"{what} must hold names and values", place=self.place, fix="NAME: VALUE")
+        return self.value or {}
+
+
+@contextmanager
+def noted(problems: list[UserError]) -> Iterator[None]:
+    """Add the problem that ends the block to others, so that all are told together."""
+    try:
+        yield
+    except UserError as problem:
+        problems.append(problem)
 
 
 def read_yaml(file: Path) -> Positioned:
@@ -68,24 +78,23 @@ def read_yaml(file: Path) -> Positioned:
             loader.dispose()
 
 
-def _positioned(loader: yaml.SafeLoader, node: yaml.Node, file: str, name_place: str = "") -> Positioned:
-    place = f"{file}:{node.start_mark.line + 1}"
-    name_place = name_place or place
+def _positioned(loader: yaml.SafeLoader, node: yaml.Node, file: str, place: str = "") -> Positioned:
+    place = place or f"{file}:{node.start_mark.line + 1}"
     if isinstance(node, yaml.SequenceNode):
-        return Positioned([_positioned(loader, child, file) for child in node.value], place, name_place)
+        return Positioned([_positioned(loader, child, file) for child in node.value], place)
     if not isinstance(node, yaml.MappingNode):
         # Untyped in the stubs of PyYAML, as above.
-        return Positioned(loader.construct_object(node), place, name_place)
+        return Positioned(loader.construct_object(node), place)
     # Puts the names of `<<: *other` first.
     loader.flatten_mapping(node)
     found = {}
     for key, child in node.value:
+        line = f"{file}:{key.start_mark.line + 1}"
         if not isinstance(key, yaml.ScalarNode):
-            line = key.start_mark.line + 1
-            raise ArgumentError("a name must be a text", place=f"{file}:{line}", fix="NAME: VALUE")
+            raise ArgumentError("a name must be a text", place=line, fix="NAME: VALUE")
         # Of a name that `<<` brings and the mapping has itself, the own one is last.
-        found[str(key.value)] = _positioned(loader, child, file, f"{file}:{key.start_mark.line + 1}")
-    return Positioned(found, place, name_place)
+        found[str(key.value)] = _positioned(loader, child, file, line)
+    return Positioned(found, place)
 
 
 # Bytes. Linux takes 255; the rest is for what hftune appends (`-merged`, `.dry_run`, numbers).
@@ -94,19 +103,18 @@ _PLAIN = re.compile(r"[^\W_]([\w.+=,-]*\w)?|_\w*")
 """Letters, digits and _ at both ends: no separators, no `..` on its own, nothing that a program takes for a flag."""
 
 
-def check_name(name: str, item: Positioned, what: str) -> Iterator[UserError]:
-    """Problems of a name that cannot be that of a folder.
+def check_name(name: str, place: str, what: str) -> None:
+    """Check a name that becomes that of a folder.
 
     Args:
-        item: Where it stands.
         what: What it names, "a stage".
+
+    Raises:
+        ArgumentError: No folder can be called so.
     """
     if not _PLAIN.fullmatch(name) or ".." in name or len(name.encode()) > LONGEST:
-        yield ArgumentError(
-            f"{shown(name) or 'nothing'} cannot be the name of a folder, and so not of {what}",
-            place=item.name_place,
-            fix=f"letters, digits, - _ . within, at most {LONGEST} bytes",
-        )
+        cause = f"{shown(name) or 'nothing'} cannot be the name of a folder, and so not of {what}"
+        raise ArgumentError(cause, place=place, fix=f"letters, digits, - _ . within, at most {LONGEST} bytes")
 
 
 KEYS = {
@@ -117,7 +125,7 @@ KEYS = {
     "launcher": "python, or one launcher with its options.",
     "shared": "Arguments of every stage.",
     "merge": "Whether adapters are merged after their stage, or arguments of the merge.",
-    "matrix": "A sweep: lists of values, or combinations with names.",
+    "matrix": "A sweep: lists of values.",
     "stages": "The stages in their order, each with its arguments.",
     "evaluate": "Arguments of `hftune evaluate`: what is measured of each stage's model and of what it started from.",
     "answers": "Arguments of `hftune ask`: what all models are asked at the end.",
@@ -140,7 +148,7 @@ class StageSpec:
     Args:
         name: Also the name of its folder.
         script: A stage of training, or `SAMPLE`.
-        place: `file:line` of its name.
+        place: `file:line`.
         settings: Keys of `OF_STAGE`.
         arguments: Everything else, under the names of the script's arguments.
     """
@@ -174,44 +182,43 @@ def read_spec(file: str | Path) -> Spec:
     """Read a pipeline file.
 
     Raises:
-        ArgumentError: Everything whose shape is wrong, in one message, each with its line.
+        ArgumentError: What has another shape, in one message, each with its line.
     """
     file = Path(file)
-    problems: list[UserError] = []
     top = read_yaml(file)
-    found = top.mapping("a pipeline", problems)
     # Before any message quotes the file: secrets that are learnt here are masked in it.
-    _learn(top)
+    _learn(top.plain)
+    found = top.mapping("a pipeline")
     listed = f"one of: {', '.join(KEYS)}; arguments of scripts go to shared"
-    problems += [
-        ArgumentError(f"a pipeline has no {name}", place=child.name_place, fix=did_you_mean(name, KEYS) or listed)
+    problems: list[UserError] = [
+        ArgumentError(f"a pipeline has no {name}", place=child.place, fix=did_you_mean(name, KEYS) or listed)
         for name, child in found.items()
         if name not in KEYS
     ]
     problems += [
-        ArgumentError(f"{name} is missing", place=str(file), fix=_FIXES[name])
-        for name in ("output_dir", "stages")
-        if name not in found
+        ArgumentError(f"{name} is missing", place=str(file), fix=_FIXES[name]) for name in _FIXES if name not in found
     ]
-    stages = [
-        stage
-        for name, item in (found["stages"].mapping("stages", problems) if "stages" in found else {}).items()
-        if (stage := _stage(name, item, problems)) is not None
-    ]
-    groups = {
-        name: found[name].mapping(name, problems) if name in found else {}
-        for name in ("values", "env", "shared", EVALUATE, ANSWERS)
-    }
-    problems += _hidden(groups["values"])
+    groups: dict[str, dict[str, Positioned]] = {}
+    for name in ("values", "env", "shared", EVALUATE, ANSWERS, "stages"):
+        with noted(problems):
+            groups[name] = found[name].mapping(name) if name in found else {}
+    stages = []
+    for name, item in groups.pop("stages", {}).items():
+        with noted(problems):
+            stages.append(_stage(name, item))
     for name, reasons in (("shared", FOLDERS), (ANSWERS, OF_ANSWERS), (EVALUATE, OF_EVALUATION)):
-        problems += _given_by_the_pipeline(groups[name], name, reasons)
-        problems += _glued(groups[name])
+        problems += _not_to_be_given(groups.get(name, {}), name, reasons)
+    problems += [
+        ArgumentError(f"{name} cannot be the name of a value", place=child.place, fix="choose another")
+        for name, child in groups.get("values", {}).items()
+        if name in ("model", "output_dir") or "." in name
+    ]
     problems += [
         ArgumentError(f"a stage cannot be called {ANSWERS} here", place=stage.place, fix="choose another")
         for stage in stages
-        if groups[ANSWERS] and stage.name == ANSWERS
+        if groups.get(ANSWERS) and stage.name == ANSWERS
     ]
-    # Every problem of the file's shape in one message; references are resolved only in a sound file.
+    # References are resolved only in a sound file.
     raise_together(problems)
     optional = {name: found.get(name) for name in ("model", "launcher", "merge", "matrix")}
     return Spec(file, output_dir=found["output_dir"], stages=stages, **groups, **optional)  # type: ignore[arg-type]  # keys are literals
@@ -223,9 +230,8 @@ _FIXES = {
 }
 
 
-def _learn(top: Positioned) -> None:
+def _learn(plain: Any) -> None:
     """Remember the file's secrets before anything of it is quoted; what references stand for is learnt in `steps`."""
-    plain = top.plain
     learn_config(plain)
     stages = plain.get("stages") if isinstance(plain, dict) else None
     for block in (plain, *(stages.values() if isinstance(stages, dict) else ())):
@@ -234,29 +240,21 @@ def _learn(top: Positioned) -> None:
             learn_variables({name: str(value) for name, value in env.items()})
 
 
-def _glued(arguments: dict[str, Positioned]) -> Iterator[UserError]:
-    """Problems: names with their values in them, as `{hub_token:X}` makes."""
-    for name, child in arguments.items():
-        yield from bad_name(name, child.name_place)
-
-
-def _stage(name: str, item: Positioned, problems: list[UserError]) -> StageSpec | None:
-    found = item.mapping(f"stage {name}", problems)
+def _stage(name: str, item: Positioned) -> StageSpec:
+    found = item.mapping(f"stage {name}")
     settings = {key: child for key, child in found.items() if key in OF_STAGE}
-    script = settings.get("script") or Positioned(name, item.name_place)
+    script = settings.get("script") or Positioned(name, item.place)
     text = str(script.value).removesuffix(".py").removeprefix("run_")
     if text not in (*STAGES, SAMPLE):
         scripts = f"one of: {', '.join((*STAGES, SAMPLE))}"
         fix = scripts if "script" in settings else f"script: SCRIPT in it, {scripts}"
         fix = f"{did_you_mean(text, (*STAGES, SAMPLE))} {fix}".strip()
-        problems.append(ArgumentError(f"stage {name} has no script", place=script.place, fix=fix))
-        return None
-    problems += check_name(name, item, "a stage")
+        raise ArgumentError(f"stage {name} has no script", place=script.place, fix=fix)
+    check_name(name, item.place, "a stage")
     # Scripts take both spellings; later checks compare one.
     arguments = {key.replace("-", "_"): child for key, child in found.items() if key not in OF_STAGE}
-    problems += _given_by_the_pipeline(arguments, f"stage {name}", FOLDERS)
-    problems += _glued(arguments)
-    return StageSpec(name, text, item.name_place, settings, arguments)
+    raise_together(_not_to_be_given(arguments, f"stage {name}", FOLDERS))
+    return StageSpec(name, text, item.place, settings, arguments)
 
 
 FOLDERS = {
@@ -274,15 +272,9 @@ OF_EVALUATION = dict.fromkeys(
 )
 
 
-def _given_by_the_pipeline(arguments: dict[str, Positioned], what: str, reasons: dict[str, str]) -> Iterator[UserError]:
-    """Problems: arguments that the pipeline gives itself, each with its reason."""
-    for name, why in reasons.items():
-        if name in arguments:
-            place = arguments[name].name_place
-            yield ArgumentError(f"{what} cannot set {name}", place=place, fix=f"leave it out: {why}")
-
-
-def _hidden(values: dict[str, Positioned]) -> Iterator[UserError]:
-    for name, child in values.items():
-        if name in ("model", "output_dir") or "." in name:
-            yield ArgumentError(f"{name} cannot be the name of a value", place=child.name_place, fix="choose another")
+def _not_to_be_given(arguments: dict[str, Positioned], what: str, reasons: dict[str, str]) -> Iterator[UserError]:
+    """Problems: arguments that the pipeline gives itself, and names with a value in them, as `{hub_token:X}` makes."""
+    for name, child in arguments.items():
+        yield from bad_name(name, child.place)
+        if name in reasons:
+            yield ArgumentError(f"{what} cannot set {name}", place=child.place, fix=f"leave it out: {reasons[name]}")

@@ -7,6 +7,7 @@ stop, and waits; what the launcher itself says is kept, and shown where no rank 
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import tempfile
@@ -18,10 +19,10 @@ from typing import Any, NoReturn
 from hftune import child_processes, terminal
 from hftune.arguments.raw_arguments import given_in_file, given_on_command_line, take_config
 from hftune.constants import INTERRUPTED_EXIT_CODE
-from hftune.errors import ArgumentError, did_you_mean, raise_together
+from hftune.errors import ArgumentError
 from hftune.tools.pipeline import processes
+from hftune.tools.pipeline.launcher import Launcher, refuse_too_many
 from hftune.tools.pipeline.runner import shown
-from hftune.tools.pipeline.step import Launcher, too_many
 from hftune.visible import say
 
 _LAUNCHED = ("deepspeed", "torchrun", "python")
@@ -169,38 +170,29 @@ def _run(launcher: Launcher, script: str, argv: list[str]) -> None:
     run_quietly(command)
 
 
+class _Own(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentError(message, fix="--nproc 8 --nodes 2 --launcher torchrun --hostfile FILE")
+
+
 def take_own(argv: list[str]) -> tuple[Start, list[str]]:
     """Split a command line into how the stage is started and the script's arguments.
 
     Raises:
         ArgumentError: A flag without a value, a number that is none, or a launcher that is not known.
     """
-    given: dict[str, str] = {}
-    rest: list[str] = []
-    left = iter(argv)
-    for token in left:
-        name, equals, value = token.partition("=")
-        # Taken out before the script's parser sees the line: it would refuse names that it does not have.
-        if name.removeprefix("--") not in OWN or not name.startswith("--"):
-            rest.append(token)
-            continue
-        value = value if equals else next(left, "")
-        if not value or value.startswith("--"):
-            raise ArgumentError(f"{name} needs a value", fix="--nproc 8 --nodes 2 --launcher torchrun")
-        given[name.removeprefix("--")] = value
-    launcher = given.get("launcher")
-    if launcher is not None and launcher not in LAUNCHERS:
-        fix = f"{did_you_mean(launcher, LAUNCHERS)} one of: {', '.join(LAUNCHERS)}".strip()
-        raise ArgumentError(f"there is no launcher {launcher}", place="--launcher", fix=fix)
-    return Start(_number("nproc", given), _number("nodes", given), launcher, given.get("hostfile")), rest
+    # Taken out before the script's parser sees the line: it would refuse names that it does not have.
+    own = _Own(add_help=False, allow_abbrev=False)
+    for name in OWN:
+        number = _at_least_one if name in ("nproc", "nodes") else str
+        own.add_argument(f"--{name}", type=number, choices=LAUNCHERS if name == "launcher" else None)
+    given, rest = own.parse_known_args(argv)
+    return Start(**vars(given)), rest
 
 
-def _number(name: str, given: Mapping[str, str]) -> int | None:
-    text = given.get(name)
-    if text is None:
-        return None
+def _at_least_one(text: str) -> int:
     if not text.isdecimal() or len(text) > _DIGITS or int(text) < 1:
-        raise ArgumentError(f"--{name} takes a whole number, not {text!r}", place=f"--{name}", fix="give 1 or more")
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on, not {text[:20]!r}")
     return int(text)
 
 
@@ -236,7 +228,7 @@ def choose(given: Start, variables: Mapping[str, str], *, on_cpu: bool = False) 
         kind = several if processes > 1 else "none"
     options = {"deepspeed": _deepspeed, "torchrun": _torchrun, "srun": _srun}
     launcher = Launcher() if kind == "none" else Launcher(kind, options[kind](given, nodes, processes, variables))
-    raise_together(too_many(launcher, "--nproc"))
+    refuse_too_many(launcher, "--nproc")
     return launcher
 
 

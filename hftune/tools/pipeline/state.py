@@ -14,25 +14,16 @@ from hftune.checkpoints.inputs import paths_of
 from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
 from hftune.digests import changed_files
 from hftune.secrets import command_without_secrets, without_secrets
-from hftune.tools.pipeline.step import COMMANDS, MERGE, Step
+from hftune.tools.pipeline.steps import COMMANDS, HUB_TOKENS, MERGE, Step
 from hftune.weight_files import fingerprint
 
 DONE, RESUME, START, AGAIN, DAMAGED = "done", "resume", "start", "again", "damaged"
 
-HUB_TOKENS = ("hub_token", "push_to_hub_token", "hf_hub_token")
-"""Arguments of scripts that take the Hub's token, which is found in HF_TOKEN as well."""
-
 _WITHOUT_EFFECT = {
     *HUB_TOKENS,
     *("resume_from_checkpoint", "overwrite_output_dir", "local_rank", "disable_tqdm", "report_to", "run_name"),
-    *(
-        "save_total_limit",
-        "save_only_model",
-        "async_save",
-        "preprocessing_num_workers",
-        "ignore_memory_check",
-        "preview",
-    ),
+    *("save_total_limit", "save_only_model", "async_save", "preprocessing_num_workers", "ignore_memory_check"),
+    "preview",
     *("logging_steps", "logging_strategy", "logging_first_step", "log_level", "log_level_replica", "hang_timeout"),
     *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"),
     *("profile", "profile_step_start", "profile_step_end", "push_to_hub", "hub_model_id", "hub_strategy"),

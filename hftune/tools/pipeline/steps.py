@@ -1,43 +1,99 @@
-"""Turns a pipeline file into commands, in order: every stage, and the merge after each adapter."""
+"""Turns a pipeline file into commands, in order: every stage, the merge after each adapter, evaluations, answers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hftune import child_processes
+from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError, UserError, raise_together, shown
 from hftune.secrets import learn_command, learn_variables
 from hftune.tools.pipeline.gates import Gate, read_gates
-from hftune.tools.pipeline.spec import ANSWERS, EVALUATE, SAMPLE, Positioned, Spec, StageSpec
-from hftune.tools.pipeline.step import ASK, MERGE, Launcher, Step, read_launcher
-from hftune.tools.pipeline.values import Combination, Names, combinations, secrets_in_names
+from hftune.tools.pipeline.launcher import Launcher, read_launcher
+from hftune.tools.pipeline.spec import ANSWERS, EVALUATE, SAMPLE, Positioned, Spec, StageSpec, noted
+from hftune.tools.pipeline.values import Combination, Names, combinations, label
+
+MERGE, ASK = "merge", "ask"
+"""Scripts of steps that train nothing, with `EVALUATE` and `SAMPLE`."""
+COMMANDS = {
+    ASK: "hftune.arguments.asking:AskArguments",
+    EVALUATE: "hftune.arguments.asking:EvaluateArguments",
+    SAMPLE: "hftune.arguments.asking:SampleArguments",
+}
+"""Subcommands of hftune that are steps, and the classes of their arguments."""
+HUB_TOKENS = ("hub_token", "push_to_hub_token", "hf_hub_token")
+"""Arguments of scripts that take the Hub's token, which is found in HF_TOKEN as well."""
 
 _ADAPTER = ("use_peft", "qlora", "peft_path", "lora", "train_new_tokens_only")
 _NO = ("false", "no", "0", "none", "off", "")
 
 
-@dataclass
-class _Results:
-    """Results of the stages of one combination so far."""
+@dataclass(frozen=True)
+class Step:
+    """One command.
 
-    results: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Stage to its `output` and `model`; of `SAMPLE` to its `output` and `data`."""
-    steps: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Stage to the names of its steps."""
-    used: dict[str, set[str]] = field(default_factory=dict)
-    """Stage to the names that it, or what it builds on, has looked up."""
-    start: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Stage to the arguments with which the next one starts from it."""
-    bases: dict[str, str] = field(default_factory=dict)
-    evaluated: dict[str, Step] = field(default_factory=dict)
-    """Model to the step that evaluates it."""
+    Args:
+        name: `sft`, `merge sft`, `lr=1e-4/sft`.
+        stage: Name of the stage in the file.
+        script: "pt", "sft", "rm", "dpo", "rl", `MERGE`, or one of `COMMANDS`.
+        folder: Its output folder.
+        arguments: Name to values, as the script is given them; `output_dir` is one of them.
+        places: Name to `file:line`.
+        place: `file:line` of the stage.
+        env: Environment variables in addition to the runner's own.
+        needs: Names of the steps whose results it reads.
+        gates: Of an evaluation: what it must come to, or the pipeline stops.
+    """
+
+    name: str
+    stage: str
+    script: str
+    folder: Path
+    arguments: dict[str, list[str]]
+    places: dict[str, str]
+    place: str
+    launcher: Launcher = field(default_factory=Launcher)
+    env: dict[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    gates: tuple[Gate, ...] = ()
 
     @property
-    def reward_models(self) -> list[str]:
-        """Stages whose result scores: `_note` gives a start to all others that have a model."""
-        return [name for name, result in self.results.items() if name not in self.start and "model" in result]
+    def trains(self) -> bool:
+        """Whether it is a stage of training."""
+        return self.script in STAGES
+
+    @property
+    def argv(self) -> list[str]:
+        """The arguments as words of a command line."""
+        return [token for name, values in self.arguments.items() for token in (f"--{name}", *values)]
+
+    def command(self, *more: str) -> list[str]:
+        """The whole command; `more` follows the arguments."""
+        if self.script in COMMANDS:
+            words = [self.script, *self.argv, *more]
+            alone = self.launcher.kind == "python"
+            return ["hftune", *words] if alone else self.launcher.wrap_module("hftune.cli", words)
+        name = "merge_peft_adapter.py" if self.script == MERGE else f"run_{self.script}.py"
+        return self.launcher.wrap(_own(name), [*self.argv, *more])
+
+    def with_quiet_token(self) -> Step:
+        """The step with the Hub's token in HF_TOKEN instead of on its command line."""
+        # The last one counts, as on a command line.
+        tokens = [values[-1] for name, values in self.arguments.items() if name in HUB_TOKENS and values]
+        arguments = {name: values for name, values in self.arguments.items() if name not in HUB_TOKENS}
+        return replace(self, arguments=arguments, env={**self.env, "HF_TOKEN": tokens[-1]}) if tokens else self
+
+
+def _own(name: str) -> str:
+    """The path of one of hftune's scripts: never a file of that name in the working folder."""
+    path = child_processes.script(name)
+    if not Path(path).is_file():
+        fix = "install hftune again: pip install --force-reinstall --no-deps hftune, or pip install -e FOLDER"
+        raise ArgumentError(f"{name} is not there, so that no stage can be started", place=path, fix=fix)
+    return path
 
 
 def steps_of(spec: Spec) -> list[Step]:
@@ -48,26 +104,18 @@ def steps_of(spec: Spec) -> list[Step]:
     """
     problems: list[UserError] = []
     found: dict[Path, Step] = {}
-    all_made: list[_Results] = []
-    chosen = combinations(spec.matrix, problems)
-    for combination in chosen:
-        made = _Results()
-        for stage in spec.stages:
-            try:
-                for step in _stage_steps(spec, stage, combination, made, problems):
-                    # Secrets that came from the environment are known only now; all messages below mask them.
-                    learn_variables(step.env)
-                    learn_command(step.command())
-                    # A stage that uses no value of the sweep has one folder in all combinations: it trains once.
-                    found.setdefault(step.folder, step)
-            except ArgumentError as problem:
-                problems.append(problem)
-                # Later stages may need this one: their problems would only repeat it.
-                break
-        all_made.append(made)
-    problems += secrets_in_names(chosen)
+    roads = [_Road(spec, values) for values in combinations(spec.matrix)]
+    for road in roads:
+        # Later stages may need one that has a problem: theirs would only repeat it.
+        with noted(problems):
+            for step in (step for stage in spec.stages for step in road.steps(stage)):
+                # Secrets that came from the environment are known only now; all messages below mask them.
+                learn_variables(step.env)
+                learn_command(step.command())
+                # A stage that uses no value of the sweep has one folder in all combinations: it trains once.
+                found.setdefault(step.folder, step)
     raise_together({problem.render(): problem for problem in problems}.values())
-    asked = list(_ask(spec, all_made))
+    asked = [_ask(spec, roads)] if spec.answers else []
     for step in asked:
         learn_command(step.argv)
     return [*found.values(), *asked]
@@ -78,110 +126,196 @@ def output_folder(spec: Spec) -> Path:
     return Path(_text(Names(spec.values).resolve(spec.output_dir)))
 
 
-def _stage_steps(
-    spec: Spec, stage: StageSpec, combination: Combination, made: _Results, problems: list[UserError]
-) -> Iterator[Step]:
-    names = Names({**spec.values, **combination.values}, made.results)
-    top = output_folder(spec)
-    outer = {"output_dir": Positioned(str(top), spec.output_dir.place)}
-    outer |= {"model": spec.model} if spec.model is not None else {}
-    names.values = {**names.values, **outer}
-    # What stages of training share means nothing to sampling.
-    shared = {} if stage.script == SAMPLE else spec.shared
-    arguments = {name: names.resolve(child) for name, child in {**shared, **stage.arguments}.items()}
-    arguments = {name: child for name, child in arguments.items() if child.value is not None}
-    settings = {name: names.resolve(child) for name, child in stage.settings.items()}
-    env = {name: _text(names.resolve(child)) for name, child in {**spec.env, **_mapping(settings.get("env"))}.items()}
-    before = _before(stage, settings, made)
-    if not {"model_name_or_path", "server_url"} & {*arguments}:
+@dataclass(frozen=True)
+class _Made:
+    """What a stage has come to.
+
+    Args:
+        steps: Names of its steps.
+        results: What `${stages.NAME...}` may say of it: `output` and `model`; where it samples, `output` and `data`.
+        used: Names that it, or what it builds on, has looked up.
+        start: Arguments with which the next stage starts from it; empty if it made no language model.
+        base: The model with which its first stage began.
+    """
+
+    steps: tuple[str, ...]
+    results: dict[str, str]
+    used: set[str]
+    start: dict[str, str]
+    base: str
+
+    @property
+    def scores(self) -> bool:
+        """Whether it is a reward model."""
+        return not self.start and "model" in self.results
+
+
+@dataclass
+class _Road:
+    """The stages of one combination of values, as far as their steps were asked for."""
+
+    spec: Spec
+    values: Combination
+    made: dict[str, _Made] = field(default_factory=dict)
+    evaluated: dict[str, Step] = field(default_factory=dict)
+    """Model to the step that evaluates it."""
+
+    def steps(self, stage: StageSpec) -> Iterator[Step]:
+        """The steps of the next stage."""
+        spec, names, top = self.spec, self._names(), output_folder(self.spec)
+        # What stages of training share means nothing to sampling.
+        shared = {} if stage.script == SAMPLE else spec.shared
+        arguments = {name: names.resolve(child) for name, child in {**shared, **stage.arguments}.items()}
+        arguments = {name: child for name, child in arguments.items() if child.value is not None}
+        settings = {name: names.resolve(child) for name, child in stage.settings.items()}
+        before = self._before(stage, settings.get("from"))
         # What the stage says itself wins.
-        start = _start(spec, stage, before, names, made)
-        # An adapter knows its base.
-        start = {"model_name_or_path": [*start.values()][-1]} if stage.script == SAMPLE else start
-        arguments = {**start, **arguments}
-    if stage.script in ("rl", SAMPLE):
-        arguments = {**_reward(arguments, made, spec, names), **arguments}
-    launcher = settings.get("launcher") or (names.resolve(spec.launcher) if spec.launcher else None)
-    parents = [name.removeprefix("stages.") for name in names.used if name.startswith("stages.")]
-    # Only now: `_start` and `_reward` look up stages as well, and a folder's name depends on all of it.
-    used = names.used.union(*(made.used[parent] for parent in parents))
-    label = combination.label(used)
-    folder = top / label / stage.name
-    prefix = f"{label}/" if label else ""
-    step = Step(
-        name=prefix + stage.name,
-        stage=stage.name,
-        script=stage.script,
-        folder=folder,
-        arguments={**_values(arguments), "output_dir": [str(folder)]},
-        places=_places(arguments),
-        place=stage.place,
-        launcher=read_launcher(launcher, problems) if launcher else Launcher(),
-        env=env,
-        needs=tuple(dict.fromkeys(needed for parent in parents for needed in made.steps[parent])),
-    )
-    model = _model(step, arguments)
-    made.bases[stage.name] = next((made.bases[p] for p in parents if model in made.results[p].values()), model)
-    yield from _evaluated_before(spec, step, made, problems)
-    yield step
-    merge = settings.get("merge") or (names.resolve(spec.merge) if spec.merge else Positioned(True, stage.place))
-    adapter = _trains_adapter(arguments)
-    merged = _merge(step, merge, prefix) if adapter and not _means_no(merge) else None
-    if merged is not None:
-        yield merged
-    made.used[stage.name] = used
-    _note(made, step, merged, unmerged=adapter and merged is None)
-    gates = read_gates(settings["gate"], _tasks(spec), problems) if "gate" in settings else ()
-    yield from _evaluated_after(spec, step, made, gates, problems)
-
-
-def _start(spec: Spec, stage: StageSpec, before: str | None, names: Names, made: _Results) -> dict[str, Positioned]:
-    """The arguments of the model that a stage starts from: the result of `before`, else the pipeline's own."""
-    if before is not None:
-        names.used.add(f"stages.{before}")
-        return {name: Positioned(value, stage.place) for name, value in made.start[before].items()}
-    model = names.resolve(spec.model) if spec.model is not None else None
-    if model is None or model.value is None:
-        raise ArgumentError(
-            f"stage {stage.name} has no model to begin with",
+        if not {"model_name_or_path", "server_url"} & {*arguments}:
+            arguments = {**self._start(stage, before, names), **arguments}
+        if stage.script in ("rl", SAMPLE):
+            arguments = {**self._reward(arguments, names), **arguments}
+        parents = [self.made[name.removeprefix("stages.")] for name in names.used if name.startswith("stages.")]
+        # Only now: `_start` and `_reward` look up stages as well, and a folder's name depends on all of it.
+        used = names.used.union(*(parent.used for parent in parents))
+        folder = top / label(self.values, used) / stage.name
+        env = {**spec.env, **_mapping(settings.get("env"))}
+        step = Step(
+            name=str(folder.relative_to(top)),
+            stage=stage.name,
+            script=stage.script,
+            folder=folder,
+            arguments={**_values(arguments), "output_dir": [str(folder)]},
+            places=_places(arguments),
             place=stage.place,
-            fix="model: FOLDER_OR_HUB_NAME at the top of the file, or model_name_or_path in the stage",
+            launcher=read_launcher(settings.get("launcher") or _resolved(spec.launcher, names)),
+            env={name: _text(names.resolve(child)) for name, child in env.items()},
+            needs=tuple(dict.fromkeys(needed for parent in parents for needed in parent.steps)),
         )
-    return {"model_name_or_path": model}
+        yield from self._evaluated_before(step)
+        yield step
+        merged = None
+        if _trains_adapter(arguments):
+            asked = settings.get("merge") or _resolved(spec.merge, names)
+            merged = None if asked is not None and _means_no(asked) else _merge(step, asked)
+            yield from [merged] if merged else []
+        model = _first(step, "model_name_or_path")
+        base = next((parent.base for parent in parents if model in parent.results.values()), model)
+        self.made[stage.name] = _made(step, merged, used, base, unmerged=_trains_adapter(arguments) and merged is None)
+        yield from self._evaluated_after(step, settings.get("gate"))
 
+    def _names(self) -> Names:
+        spec = self.spec
+        outer = {"output_dir": Positioned(str(output_folder(spec)), spec.output_dir.place)}
+        outer |= {"model": spec.model} if spec.model is not None else {}
+        return Names({**spec.values, **self.values, **outer}, {name: made.results for name, made in self.made.items()})
 
-def _before(stage: StageSpec, settings: dict[str, Positioned], made: _Results) -> str | None:
-    """The stage that this one builds on (`from`, else the latest that trained a language model); None: no stage."""
-    asked = settings.get("from")
-    if asked is None:
-        return next((name for name in reversed(made.start)), None)
-    if asked.value in (None, "model"):
-        return None
-    if str(asked.value) not in made.start:
-        raise ArgumentError(
-            f"stage {stage.name} cannot build on {shown(asked.plain)}",
-            place=asked.place,
-            fix=f"model, or a stage before it that trains a language model: {', '.join(made.start) or 'none'}",
+    def _before(self, stage: StageSpec, asked: Positioned | None) -> str | None:
+        """The stage that this one builds on (`from`, else the latest that trained a language model); None: no stage."""
+        models = [name for name, made in self.made.items() if made.start]
+        if asked is None:
+            return models[-1] if models else None
+        if asked.value in (None, "model"):
+            return None
+        if str(asked.value) not in models:
+            raise ArgumentError(
+                f"stage {stage.name} cannot build on {shown(asked.plain)}",
+                place=asked.place,
+                fix=f"model, or a stage before it that trains a language model: {', '.join(models) or 'none'}",
+            )
+        return str(asked.value)
+
+    def _start(self, stage: StageSpec, before: str | None, names: Names) -> dict[str, Positioned]:
+        """The arguments of the model that a stage starts from: the result of `before`, else the pipeline's own."""
+        if before is not None:
+            names.used.add(f"stages.{before}")
+            start = {name: Positioned(value, stage.place) for name, value in self.made[before].start.items()}
+            # An adapter knows its base.
+            return {"model_name_or_path": [*start.values()][-1]} if stage.script == SAMPLE else start
+        model = _resolved(self.spec.model, names)
+        if model is None or model.value is None or model.value == []:
+            raise ArgumentError(
+                f"stage {stage.name} has no model to begin with",
+                place=stage.place,
+                fix="model: FOLDER_OR_HUB_NAME at the top of the file, or model_name_or_path in the stage",
+            )
+        return {"model_name_or_path": model}
+
+    def _reward(self, arguments: Mapping[str, Positioned], names: Names) -> dict[str, Positioned]:
+        """The argument with the latest reward model; empty if the stage names a reward itself, or none was trained."""
+        models = [name for name, made in self.made.items() if made.scores]
+        if not models or {"reward_model_path", "reward_funcs", "reward_model", "judge_url"} & {*arguments}:
+            return {}
+        names.used.add(f"stages.{models[-1]}")
+        return {"reward_model_path": Positioned(self.made[models[-1]].results["model"], str(self.spec.file))}
+
+    def _evaluated_before(self, step: Step) -> Iterator[Step]:
+        """The step that evaluates what a stage starts from; none where that is done already."""
+        started = _started_from(step)
+        if not self.spec.evaluate or step.script in ("rm", SAMPLE) or started in self.evaluated:
+            return
+        model = _resolved(self.spec.model, Names(self.spec.values))
+        common = model is not None and started == _text(model)
+        # All combinations share what they all begin with.
+        folder, name = (output_folder(self.spec), "base") if common else (step.folder.parent, f"{step.stage}-base")
+        yield self._evaluation(step, started, f"{EVALUATE} {name}", folder / f"{name}-evaluated")
+
+    def _evaluated_after(self, step: Step, gate: Positioned | None) -> Iterator[Step]:
+        """The step that evaluates what a stage has made, by the gates of the stage."""
+        made = self.made[step.stage]
+        if self.spec.evaluate and made.start:
+            tasks = _values(self._of_evaluation()).get("eval_tasks", [])
+            gates = read_gates(gate, tasks) if gate is not None else ()
+            folder = step.folder.with_name(f"{step.folder.name}-evaluated")
+            before = self.evaluated[_started_from(step)]
+            own = self._evaluation(step, made.results["model"], f"{EVALUATE} {step.name}", folder, before)
+            yield replace(own, gates=gates, needs=(*made.steps, before.name))
+        elif gate is not None and gate.value:
+            fix = "evaluate: {validation_file_dir: DATA, eval_tasks: [loss]} in the file; language models are evaluated"
+            raise ArgumentError(f"stage {step.stage} has a gate and is not evaluated", place=step.place, fix=fix)
+
+    def _of_evaluation(self) -> dict[str, Positioned]:
+        return {name: Names(self.spec.values).resolve(child) for name, child in self.spec.evaluate.items()}
+
+    def _evaluation(self, step: Step, model: str, name: str, folder: Path, before: Step | None = None) -> Step:
+        arguments = self._of_evaluation()
+        # Its own launcher, or one process: that of the stages would cost a small evaluation more than it saves.
+        launcher = read_launcher(arguments.pop("launcher", None))
+        last = {**({"against": [str(before.folder)]} if before else {}), "output_dir": [str(folder)]}
+        self.evaluated[model] = Step(
+            name=name,
+            stage=step.stage,
+            script=EVALUATE,
+            folder=folder,
+            arguments={"models": [model], **_carried(step), **_values(arguments), **last},
+            places=_places(arguments),
+            place=step.place,
+            launcher=launcher,
+            env=step.env,
         )
-    return str(asked.value)
+        return self.evaluated[model]
 
 
-def _reward(arguments: dict[str, Positioned], made: _Results, spec: Spec, names: Names) -> dict[str, Positioned]:
-    """The argument with the latest reward model; empty if the stage names a reward itself, or none was trained."""
-    models = made.reward_models
-    if not models or {"reward_model_path", "reward_funcs", "reward_model", "judge_url"} & {*arguments}:
-        return {}
-    names.used.add(f"stages.{models[-1]}")
-    return {"reward_model_path": Positioned(made.results[models[-1]]["model"], str(spec.file))}
+def _made(step: Step, merged: Step | None, used: set[str], base: str, *, unmerged: bool) -> _Made:
+    """What later stages may know of one."""
+    model, names = str((merged or step).folder), (step.name, *([merged.name] if merged else []))
+    if step.script == SAMPLE:
+        return _Made(names, {"output": str(step.folder), "data": str(step.folder / "data")}, used, {}, base)
+    start = {"model_name_or_path": model}
+    if unmerged:
+        # It is trained further as it is, on the base that it was trained on.
+        start = {"model_name_or_path": _first(step, "model_name_or_path"), "peft_path": model}
+    results = {"output": str(step.folder), "model": model}
+    return _Made(names, results, used, {} if step.script == "rm" else start, base)
 
 
-def _merge(step: Step, asked: Positioned, prefix: str) -> Step:
+def _merge(step: Step, asked: Positioned | None) -> Step:
     """The step that merges a stage's adapter into its base."""
     folder = step.folder.with_name(f"{step.folder.name}-merged")
     first = {"peft_model_path": [str(step.folder)], "output_dir": [str(folder)], **_carried(step)}
+    above = step.name.removesuffix(step.stage)
     # The stage's launcher is not passed on: a merge runs in one process.
     return Step(
-        name=f"{prefix}merge {step.stage}",
+        name=f"{above}merge {step.stage}",
         stage=step.stage,
         script=MERGE,
         folder=folder,
@@ -193,113 +327,39 @@ def _merge(step: Step, asked: Positioned, prefix: str) -> Step:
     )
 
 
-def _ask(spec: Spec, all_made: list[_Results]) -> Iterator[Step]:
-    """The step that asks every language model the same questions, the bases first; none without `answers:`."""
-    if not spec.answers:
-        return
+def _ask(spec: Spec, roads: list[_Road]) -> Step:
+    """The step that asks every language model the same questions, the bases first."""
     folder = output_folder(spec) / ANSWERS
     arguments = {name: Names(spec.values).resolve(child) for name, child in spec.answers.items()}
-    talking = [(made, stage) for made in all_made for stage in made.start]
-    models = [made.bases[stage] for made, stage in talking]
-    models += [made.results[stage]["model"] for made, stage in talking]
-    rewards = [[made.results[stage]["model"] for stage in made.reward_models] for made in all_made]
+    all_made = [made for road in roads for made in road.made.values()]
+    models = [made.base for made in all_made if made.start]
+    models += [made.results["model"] for made in all_made if made.start]
     # Rewards of different models do not compare: a sweep over reward models gets none.
-    judges = {found[-1] for found in rewards if found}
+    latest = [[made.results["model"] for made in road.made.values() if made.scores][-1:] for road in roads]
+    judges = {model for found in latest for model in found}
     last = {**({"reward_model_path": [*judges]} if len(judges) == 1 else {}), "output_dir": [str(folder)]}
-    yield Step(
+    return Step(
         name=ANSWERS,
         stage=ANSWERS,
         script=ASK,
         folder=folder,
         arguments={"models": list(dict.fromkeys(models)), **_values(arguments), **last},
         places=_places(arguments),
-        place=next(iter(spec.answers.values())).name_place,
-        needs=tuple(dict.fromkeys(name for made in all_made for steps in made.steps.values() for name in steps)),
+        place=next(iter(spec.answers.values())).place,
+        needs=tuple(dict.fromkeys(name for made in all_made for name in made.steps)),
     )
-
-
-def _evaluated_before(spec: Spec, step: Step, made: _Results, problems: list[UserError]) -> Iterator[Step]:
-    """The step that evaluates what a stage starts from; none where that is done already."""
-    started = _started_from(step)
-    if not spec.evaluate or step.script in ("rm", SAMPLE) or started in made.evaluated:
-        return
-    common = spec.model is not None and started == _text(Names(spec.values).resolve(spec.model))
-    # All combinations share what they all begin with.
-    folder, name = (output_folder(spec), "base") if common else (step.folder.parent, f"{step.stage}-base")
-    yield _evaluation(spec, step, made, problems, started, f"{EVALUATE} {name}", folder / f"{name}-evaluated")
-
-
-def _evaluated_after(
-    spec: Spec, step: Step, made: _Results, gates: tuple[Gate, ...], problems: list[UserError]
-) -> Iterator[Step]:
-    """The step that evaluates what a stage has made, by the gates of the stage."""
-    if spec.evaluate and step.stage in made.start:
-        model, folder = made.results[step.stage]["model"], step.folder.with_name(f"{step.folder.name}-evaluated")
-        before = made.evaluated[_started_from(step)]
-        own = _evaluation(spec, step, made, problems, model, f"{EVALUATE} {step.name}", folder, before)
-        yield replace(own, gates=gates)
-    elif gates:
-        fix = "add evaluate: {validation_file_dir: DATA, eval_tasks: [loss]} to the file; language models are evaluated"
-        problems.append(ArgumentError(f"stage {step.stage} has a gate and is not evaluated", place=step.place, fix=fix))
-
-
-def _evaluation(
-    spec: Spec,
-    step: Step,
-    made: _Results,
-    problems: list[UserError],
-    model: str,
-    name: str,
-    folder: Path,
-    before: Step | None = None,
-) -> Step:
-    arguments = {name: Names(spec.values).resolve(child) for name, child in spec.evaluate.items()}
-    # Its own launcher, or one process: that of the stages would cost a small evaluation more than it saves.
-    launcher = arguments.pop("launcher", None)
-    last = {**({"against": [str(before.folder)]} if before else {}), "output_dir": [str(folder)]}
-    made.evaluated[model] = Step(
-        name=name,
-        stage=step.stage,
-        script=EVALUATE,
-        folder=folder,
-        arguments={"models": [model], **_carried(step), **_values(arguments), **last},
-        places=_places(arguments),
-        place=step.place,
-        launcher=read_launcher(launcher, problems) if launcher else Launcher(),
-        env=step.env,
-        needs=(*made.steps.get(step.stage, ()), *([before.name] if before else [])),
-    )
-    return made.evaluated[model]
 
 
 def _started_from(step: Step) -> str:
     """The model that a stage starts from: its adapter, where it continues one."""
-    return (step.arguments.get("peft_path") or step.arguments.get("model_name_or_path") or [""])[0]
+    return _first(step, "peft_path") or _first(step, "model_name_or_path")
 
 
-def _tasks(spec: Spec) -> list[str]:
-    """What is evaluated."""
-    item = spec.evaluate.get("eval_tasks")
-    return _values({"": Names(spec.values).resolve(item)}).get("", []) if item else []
+def _first(step: Step, name: str) -> str:
+    return (step.arguments.get(name) or [""])[0]
 
 
-def _note(made: _Results, step: Step, merged: Step | None, *, unmerged: bool) -> None:
-    """Record what later stages may refer to."""
-    model = str((merged or step).folder)
-    made.results[step.stage] = {"output": str(step.folder), "model": model}
-    if step.script == SAMPLE:
-        made.results[step.stage] = {"output": str(step.folder), "data": str(step.folder / "data")}
-    made.steps[step.stage] = (step.name, *([merged.name] if merged else []))
-    if step.script in ("rm", SAMPLE):
-        return
-    # An adapter that is not merged is trained further as it is, on the base that it was trained on.
-    base = step.arguments["model_name_or_path"][0]
-    made.start[step.stage] = (
-        {"model_name_or_path": base, "peft_path": model} if unmerged else {"model_name_or_path": model}
-    )
-
-
-def _trains_adapter(arguments: dict[str, Positioned]) -> bool:
+def _trains_adapter(arguments: Mapping[str, Positioned]) -> bool:
     return any(name in arguments and not _means_no(arguments[name]) for name in _ADAPTER)
 
 
@@ -307,32 +367,27 @@ def _means_no(item: Positioned) -> bool:
     return str(item.plain).strip().lower() in _NO
 
 
-def _model(step: Step, arguments: dict[str, Positioned]) -> str:
-    """What a step begins with; empty where it names none."""
-    found = step.arguments.get("model_name_or_path", [""])
-    if not found:
-        place = arguments["model_name_or_path"].place
-        raise ArgumentError("an empty list is no model", place=place, fix="name a folder, or a model of the Hub")
-    return found[0]
+def _resolved(item: Positioned | None, names: Names) -> Positioned | None:
+    return None if item is None else names.resolve(item)
 
 
-def _values(arguments: dict[str, Positioned]) -> dict[str, list[str]]:
+def _values(arguments: Mapping[str, Positioned]) -> dict[str, list[str]]:
     """Arguments that have values, as texts: a list is several values, a mapping becomes JSON."""
     plain = {name: child.plain for name, child in arguments.items() if child.value is not None}
     return {name: [*map(_flat, value)] if isinstance(value, list) else [_flat(value)] for name, value in plain.items()}
 
 
-def _places(arguments: dict[str, Positioned]) -> dict[str, str]:
-    return {name: child.name_place for name, child in arguments.items()}
+def _flat(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def _places(arguments: Mapping[str, Positioned]) -> dict[str, str]:
+    return {name: child.place for name, child in arguments.items()}
 
 
 def _carried(step: Step) -> dict[str, list[str]]:
     """What a step after a stage is told as well."""
     return {name: values for name, values in step.arguments.items() if name == "trust_remote_code"}
-
-
-def _flat(value: object) -> str:
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
 def _mapping(item: Positioned | None) -> dict[str, Positioned]:

@@ -6,11 +6,10 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
-from hftune.errors import ArgumentError, UserError
-from hftune.secrets import redact, says_secret
+from hftune.errors import ArgumentError
 from hftune.tools.pipeline.spec import Positioned, check_name
 
 # The first group is the second $ of an escape; braces do not nest.
@@ -45,18 +44,17 @@ class Names:
         """
         value = item.value
         if isinstance(value, dict):
-            made = {name: self.resolve(child, within) for name, child in value.items()}
-            return Positioned(made, item.place, item.name_place)
+            return Positioned({name: self.resolve(child, within) for name, child in value.items()}, item.place)
         if isinstance(value, list):
-            return Positioned([self.resolve(child, within) for child in value], item.place, item.name_place)
+            return Positioned([self.resolve(child, within) for child in value], item.place)
         if not isinstance(value, str) or "${" not in value:
             return item
         # The place stays that of the reference: a problem is solved in that line.
         whole = _REFERENCE.fullmatch(value)
         if whole and not whole[1]:
             found = self._look_up(whole[2].strip(), item.place, within)
-            return Positioned(found.value, item.place, item.name_place)
-        return Positioned(_REFERENCE.sub(self._text(item.place, within), value), item.place, item.name_place)
+            return Positioned(found.value, item.place)
+        return Positioned(_REFERENCE.sub(self._text(item.place, within), value), item.place)
 
     def _text(self, place: str, within: tuple[str, ...]) -> Callable[[re.Match[str]], str]:
         def replaced(match: re.Match[str]) -> str:
@@ -122,91 +120,33 @@ def _variable(name: str, place: str) -> Positioned:
 _MOST = 1000
 """Combinations; of nine lists of nine values it would be 387 million."""
 
+Combination = dict[str, Positioned]
+"""Name to value, for `${NAME}`."""
 
-@dataclass(frozen=True)
-class Combination:
-    """One combination of values.
 
-    Args:
-        values: Name to value, for `${NAME}`.
-        name: Its name where the file gives one; else it is made from the values.
+def combinations(matrix: Positioned | None) -> list[Combination]:
+    """All combinations, in the order of the file: `{lr: [1e-4, 2e-4], rank: [8, 16]}` makes four. Without a matrix one.
+
+    Raises:
+        ArgumentError: No lists, or too many combinations.
     """
-
-    values: dict[str, Positioned] = field(default_factory=dict)
-    name: str = ""
-
-    def label(self, used: Iterable[str]) -> str:
-        """The folder for a stage that depends on the names in `used`; empty for one that depends on none."""
-        used = set(used)
-        # In the order of the file, so that a folder keeps its name from run to run.
-        mine = [name for name in self.values if name in used]
-        if not mine:
-            return ""
-        return self.name or ",".join(f"{name}={_short(self.values[name])}" for name in mine)
-
-
-def combinations(matrix: Positioned | None, problems: list[UserError]) -> list[Combination]:
-    """All combinations, in the order of the file; a single empty one if there is no matrix.
-
-    `{lr: [1e-4, 2e-4], rank: [8, 16]}` makes four; `{small: {lr: 1e-4}, large: {lr: 2e-4}}` makes two with names.
-    """
-    found = matrix.mapping("matrix", problems) if matrix is not None else {}
-    lists = {name: child for name, child in found.items() if isinstance(child.value, list)}
-    named = {name: child for name, child in found.items() if isinstance(child.value, dict)}
-    odd = [child for name, child in found.items() if name not in lists and name not in named]
-    if odd or (lists and named):
-        child = (odd or list(named.values()))[0]
-        problems.append(
-            ArgumentError(
-                "matrix holds lists of values, or combinations with names, and not both",
-                place=child.name_place,
-                fix="lr: [1e-4, 2e-4]; or small: {lr: 1e-4, rank: 8}",
-            )
-        )
-        return [Combination()]
-    # Both become folders: names of combinations as they are, those of values as `NAME=VALUE`.
-    problems += [problem for name, child in found.items() for problem in check_name(name, child, "a combination")]
-    problems += _incomplete(named)
-    empty = [child for child in lists.values() if not child.value]
-    problems += [
-        ArgumentError("an empty list makes no combination", place=child.place, fix="name values") for child in empty
-    ]
-    number = math.prod(len(child.value) for child in lists.values())
+    found = matrix.mapping("matrix") if matrix is not None else {}
+    for name, child in found.items():
+        check_name(name, child.place, "a combination")
+        if not isinstance(child.value, list) or not child.value:
+            raise ArgumentError(f"{name} of matrix is no list of values", place=child.place, fix="lr: [1e-4, 2e-4]")
+    number = math.prod(len(child.value) for child in found.values())
     if number > _MOST:
         cause = f"the lists of matrix make {number:,} combinations, each of which runs all stages"
-        problems.append(ArgumentError(cause, place=next(iter(lists.values())).place, fix=f"{_MOST:,} at most"))
-        return [Combination()]
-    if named:
-        return [Combination(child.value, name) for name, child in named.items()]
-    return [
-        Combination(dict(zip(lists, chosen, strict=True)))
-        for chosen in itertools.product(*(child.value for child in lists.values()))
-    ]
+        raise ArgumentError(cause, place=next(iter(found.values())).place, fix=f"{_MOST:,} at most")
+    chosen = itertools.product(*(child.value for child in found.values()))
+    return [dict(zip(found, values, strict=True)) for values in chosen]
 
 
-def secrets_in_names(combinations: Iterable[Combination]) -> Iterator[ArgumentError]:
-    """Problems: secrets that would become parts of folders' names. Call it when the steps' secrets are known."""
-    for combination in combinations:
-        # Folders of named combinations do not show their values.
-        for name, child in combination.values.items() if not combination.name else ():
-            if _is_secret(name, child):
-                fix = "give the combinations names: matrix: {NAME: {...}, ...}"
-                cause = f"{name} is a secret, and would be part of a folder's name"
-                yield ArgumentError(cause, place=child.place, fix=fix)
-
-
-def _is_secret(name: str, child: Positioned) -> bool:
-    text = str(child.plain)
-    return says_secret(name) or redact(text) != text
-
-
-def _incomplete(named: dict[str, Positioned]) -> Iterable[UserError]:
-    """Problems: values that only some combinations have, and that stages could not look up in the others."""
-    names = {name for child in named.values() for name in child.value}
-    for title, child in named.items():
-        missing = sorted(names - set(child.value))
-        if missing:
-            yield ArgumentError(f"combination {title} lacks {', '.join(missing)}", place=child.name_place, fix="add it")
+def label(combination: Combination, used: Set[str]) -> str:
+    """The folder of a stage that depends on the names in `used`; empty for one that depends on none."""
+    # In the order of the file, so that a folder keeps its name from run to run.
+    return ",".join(f"{name}={_short(value)}" for name, value in combination.items() if name in used)
 
 
 def _short(item: Positioned) -> str:

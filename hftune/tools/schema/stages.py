@@ -25,10 +25,10 @@ Schema = dict[str, Any]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 NULL: Schema = {"type": "null"}
 ANYTHING: Schema = {"type": ["string", "number", "boolean", "null", "array", "object"]}
-# What `int` and `float` of Python read, in the regular expressions of JSON Schema.
-_WHOLE = r"^\s*[-+]?\d+(_\d+)*\s*$"
-_NUMBER = r"^\s*[-+]?(\d+(_\d+)*\.?(\d+)?|\.\d+)([eE][-+]?\d+)?\s*$"
-_YES, _NO = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
+# YAML reads 1e-4 as a text; whether it is whole, and in its range, the command says.
+_NUMBER = r"^\s*[-+]?[\d._]*\d[\d._]*([eE][-+]?\d+)?\s*$"
+_WORDS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")
+_NONE: Schema = {"enum": ["none", "None", "null"]}
 
 
 @functools.cache  # of all stages, for a pipeline, twice; nobody changes it
@@ -38,22 +38,15 @@ def stage_schema(stage: str) -> Schema:
         return parser_schema(MergeParser(), MERGE)
     if stage != "rl":
         return parser_schema(stage_parser(stage), stage)
-    return {
-        **algorithm_choice({name: {"$ref": f"#/$defs/{name}"} for name in ALGORITHMS}),
-        "$defs": {name: parser_schema(stage_parser(stage, name), stage, name) for name in ALGORITHMS},
-    }
-
-
-def algorithm_choice(schemas: Mapping[str, Schema], otherwise: Schema | None = None) -> Schema:
-    """The schema of the algorithm that a file names, as the parser finds it; of none, `otherwise` or GRPO's."""
-    chosen: Schema = otherwise or schemas["grpo"]
-    # MedicalGPT's PPO script, which trains with RLOO, is known by this name.
-    chosen = {"if": {"required": ["sft_model_path"]}, "then": schemas["rloo"], "else": chosen}
+    kinds = {name: {"$ref": f"#/$defs/{name}"} for name in ALGORITHMS}
+    # As the parser finds the algorithm. MedicalGPT's PPO script, which trains with RLOO, is known by this name.
+    chosen: Schema = {"if": {"required": ["sft_model_path"]}, "then": kinds["rloo"], "else": kinds["grpo"]}
     for flag in ("advantage_estimator", "rl_algorithm"):
-        for name, schema in schemas.items():
+        for name, schema in kinds.items():
             asked = {"properties": {flag: {"const": name}}, "required": [flag]}
             chosen = {"if": asked, "then": schema, "else": chosen}
-    return {"type": "object", **chosen}
+    defs = {name: parser_schema(stage_parser(stage, name), stage, name) for name in ALGORITHMS}
+    return {"type": "object", **chosen, "$defs": defs}
 
 
 def parser_schema(parser: HftuneParser, stage: str, algorithm: str = "") -> Schema:
@@ -133,27 +126,22 @@ def _one(action: argparse.Action, limits: Range | None) -> list[Schema]:
     """The forms of one value."""
     kind = getattr(action.type, "__name__", "")
     if action.choices is not None:
-        if action.type == str.lower:  # of a merge, which takes them in any case
-            return [_text_of(action.choices, blanks=False), *([{"type": "boolean"}] * ("true" in action.choices))]
-        return [{"enum": [*_choices(action.choices)]}]
+        # A merge takes its choices in any case, and has words for true and false among them.
+        words = [{"type": "boolean"}, {"enum": ["True", "False"]}] if "true" in action.choices else []
+        return [{"enum": [*_choices(action.choices)]}, *words]
     if kind == "string_to_bool":
-        return [{"type": "boolean"}, {"enum": [0, 1]}, _text_of((*_YES, *_NO), blanks=False)]
+        return [{"type": "boolean"}, {"enum": [0, 1, *_WORDS, *map(str.capitalize, _WORDS)]}]
     if kind == "JSON object":
         return [{"type": "object"}, {"type": "string", "pattern": r"^\s*\{"}]
     if kind in ("int", "float"):
         # TRL wraps the type of what may be none, and reads that word.
-        none = [] if action.type in (int, float) else [_none()]
-        pattern = _WHOLE if kind == "int" else _NUMBER
+        none = [] if action.type in (int, float) else [_NONE]
         numbers = _numbers("integer" if kind == "int" else "number", limits)
-        return [*numbers, {"type": "string", "pattern": pattern}, *none]
+        return [*numbers, {"type": "string", "pattern": _NUMBER}, *none]
     if isinstance(action.type, type) and issubclass(action.type, Enum):
         return [{"enum": [one.value for one in action.type]}]
     # A class of transformers' is made of nothing that a file holds.
-    return [{"type": ["string", "number", "boolean"]} if kind in ("str", "") else _none()]
-
-
-def _none() -> Schema:
-    return _text_of(("none", "null"), blanks=False)
+    return [{"type": ["string", "number", "boolean"]} if kind in ("str", "") else _NONE]
 
 
 def _choices(choices: Iterable[Any]) -> Iterator[Any]:
@@ -169,25 +157,10 @@ def _choices(choices: Iterable[Any]) -> Iterator[Any]:
 def _numbers(kind: str, limits: Range | None) -> list[Schema]:
     if limits is None:
         return [{"type": kind}]
-    also: list[Schema] = [{"enum": [int(value) if value == int(value) else value for value in limits.also]}]
-    low = {"exclusiveMinimum" if limits.above else "minimum": _plain(limits.low)}
-    high = {"exclusiveMaximum" if limits.below else "maximum": _plain(limits.high)}
+    also: list[Schema] = [{"enum": [*limits.also]}]
+    low = {"exclusiveMinimum" if limits.above else "minimum": limits.low}
+    high = {"exclusiveMaximum" if limits.below else "maximum": limits.high}
     if limits.steps and kind == "number":
         share, whole = {"type": kind, **low, "maximum": 1}, {"type": "integer", "minimum": 1, **high}
         return [share, whole, *(also if limits.also else [])]
     return [{"type": kind, **low, **high}, *(also if limits.also else [])]
-
-
-def _plain(value: float) -> float | int:
-    return int(value) if value == int(value) and abs(value) < 1e15 else value
-
-
-def _text_of(texts: Iterable[str], *, blanks: bool = True) -> Schema:
-    """One of these texts, in whichever case: JSON Schema's regular expressions have no switch for that."""
-    words = "|".join("".join(map(_either, text)) for text in texts)
-    space = r"\s*" if blanks else ""
-    return {"type": "string", "pattern": f"^{space}({words}){space}$"}
-
-
-def _either(letter: str) -> str:
-    return f"[{letter.lower()}{letter.upper()}]" if letter.isalpha() and letter.isascii() else re.escape(letter)

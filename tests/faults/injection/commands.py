@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
-from hftune.tools.schema.entry import NAMES, file_name
 from tests.converter import stand_in
 from tests.faults.injection.bench import FREE, INTERRUPTED, OLD, Command, DryRun, Pages, Pipeline, Stage
 from tests.unit.checkpoints.zero_files import PARAMETERS
@@ -20,12 +19,11 @@ RESULTS = (
     *("merge", "export vllm", "export gguf", "export ollama", "export vllm-lora"),
     *("consolidate", "tokenize", "score", "teach", "evaluate", "sample", "data check"),
 )
-PAGES = ("report", "export hub --card_only", "ask", "schema")
+PAGES = ("report", "export hub --card_only", "ask")
 STAGES = ("sft", "sft resumed", "sft zero2", "sft zero3", "pt", "rm", "dpo", "rl", "distill")
 PIPELINES = ("pipeline run", "pipeline run --dry_run")
 STARTS: dict[str, tuple[str, ...]] = dict.fromkeys((*RESULTS, *PAGES, *STAGES, *PIPELINES), (FREE, OLD)) | {
     "data check": (FREE,),
-    "schema": (FREE,),
     "sft resumed": (INTERRUPTED,),
     "pipeline run --dry_run": (OLD,),
 }
@@ -46,7 +44,6 @@ _SHARES = {"sft zero2": (0, 2), "sft zero3": (1, 2)}
 _SHARES |= {name: (place, 5) for place, name in enumerate(("pt", "rm", "dpo", "rl", "distill"))}
 _QUICK = ["--use_cpu", "True", "--report_to", "none", "--per_device_train_batch_size", "2", "--save_total_limit", "1"]
 _OUT = ["--output_dir", "{out}"]
-_SCHEMAS = tuple(map(file_name, NAMES))
 _PIPELINE = """model: {model}
 output_dir: {out}
 shared: {use_peft: true, lora_rank: 2, learning_rate: {rate}, max_steps: 1, per_device_train_batch_size: 2,
@@ -167,7 +164,6 @@ def _pages(model: Path, folder: Path) -> dict[str, Command]:
             owned=("answers.json", "hftune.json"),
             kind=Pages,
         ),
-        "schema": Command(["hftune", "schema", "--output", "{out}"], owned=_SCHEMAS, changing=(), kind=Pages),
     }
 
 

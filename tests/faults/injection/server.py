@@ -116,10 +116,9 @@ def start(asked: dict[str, Any], library: ctypes.CDLL, send: int) -> None:
     """Arm the library and run the command as Python's command line does."""
     sys.stdin = open(os.devnull)  # noqa: SIM115
     from hftune.tools.pipeline import command
-    from hftune.tools.pipeline.runner import Runner
 
     child_processes.start = start_warm
-    command.Runner = functools.partial(Runner, check=lambda steps: None)
+    command.check_apart = lambda file: None
     noted = os.open(asked["trace"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     when, how, lasting = ctypes.c_long(asked["when"]), ctypes.c_int(asked["how"]), int(asked["lasting"])
     library.fail_at_arm(asked["below"].encode(), when, how, lasting, noted)

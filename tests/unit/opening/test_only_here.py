@@ -29,8 +29,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("checkpoints/manifest.py", "json.loads"): OWN_WORDS,
     ("distributed/stacks.py", "json.loads"): OWN_WORDS,
     ("tools/doctor/launching.py", "json.loads"): "the answer of a process that was just started",
-    ("tools/pipeline/checking.py", "json.loads"): "the answer of a process that was just started",
-    ("tools/pipeline/checking.py", "json.load"): "the question to such a process",
     ("tools/export/llama_cpp.py", "json.loads"): "the answer of a process that was just started",
     ("tools/explaining/entry.py", "json.loads"): "texts of this version in the user's own cache",
     ("distributed/heartbeats.py", "json.loads"): "messages of the run's own processes",

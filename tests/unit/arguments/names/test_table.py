@@ -19,7 +19,7 @@ from hftune.arguments.stage_table import STAGES, base_stage
 from hftune.arguments.stages import stage_parser
 from hftune.errors import ArgumentError
 from hftune.secrets import says_secret
-from hftune.tools.pipeline.state import HUB_TOKENS
+from hftune.tools.pipeline.steps import HUB_TOKENS
 
 MERGING = {entry.name for entry in fields(MergeArguments)}
 ROOT = Path(__file__).parents[4]

@@ -12,7 +12,7 @@ import pytest
 
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import stage_parser
-from hftune.cli import ARGUMENTS, COMMANDS
+from hftune.cli import COMMANDS
 from hftune.tools.completing.scripts import _FLAGS, _WORDS, script, whole_command
 
 ASK = """
@@ -23,9 +23,9 @@ while read -r line; do
   [[ $line == *" " ]] && COMP_WORDS+=("")
   [[ $line == *" _" ]] && COMP_WORDS[${{#COMP_WORDS[@]}}-1]=""
   COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) COMP_LINE=$line COMP_POINT=${{#line}}
-  spec=$(complete -p "${{COMP_WORDS[0]##*/}}")
-  _hftune "${{COMP_WORDS[0]}}"
-  echo "${{spec##* -F }}:" "${{COMPREPLY[@]}}"
+  COMPREPLY=()
+  _shtab_hftune
+  echo ":" "${{COMPREPLY[@]}}"
 done
 """
 
@@ -33,8 +33,7 @@ done
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("completion")
-    for shell in ("bash", "zsh", "fish"):
-        (folder / f"hftune.{shell}").write_text(script(shell, COMMANDS, ARGUMENTS))
+    (folder / "hftune.bash").write_text(script("bash", {name: each.arguments for name, each in COMMANDS.items()}))
     return folder
 
 
@@ -66,7 +65,6 @@ LINES: list[tuple[str, set[str], set[str]]] = [
     ("hftune rl --kl_t", {"--kl_target"}, set()),
     ("hftune rl --reward_funcs accuracy --num_gen", {"--num_generations"}, set()),
     ("hftune plan _", {*STAGES}, {"run"}),
-    ("hftune plan sft --max_len", {"--max_length"}, set()),
     ("hftune pipeline _", {"run", "plan", "check"}, set()),
     ("hftune pipeline run --dr", {"--dry_run"}, set()),
     ("hftune export _", {"gguf", "ollama", "hub"}, set()),
@@ -74,12 +72,6 @@ LINES: list[tuple[str, set[str], set[str]]] = [
     ("hftune explain lora_ra", {"lora_rank"}, set()),
     ("hftune merge --peft", {"--peft_model_path"}, set()),
     ("hftune teach --teacher_m", {"--teacher_model_name_or_path"}, set()),
-    ("run_sft.py --learning_r", {"--learning_rate"}, set()),
-    ("/x/run_dpo.py --simpo", {"--simpo_gamma"}, set()),
-    ("deepspeed --num_gpus 2 run_pt.py --block", {"--block_size"}, set()),
-    ("torchrun --nproc_per_node 2 run_rl.py --rl_algorithm p", {"ppo"}, {"grpo"}),
-    ("merge_peft_adapter.py --peft", {"--peft_model_path"}, set()),
-    ("deepspeed --num", set(), {"--num_train_epochs"}),
 ]
 """A line, some of what is proposed behind it, and what is not."""
 
@@ -91,41 +83,9 @@ def test_bash(scripts: Path) -> None:
         assert some <= {*words} and not none & {*words}, (line, words)
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_scripts_are_sound(shell: str, scripts: Path) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    checked = subprocess.run([shell, "-n", str(scripts / f"hftune.{shell}")], capture_output=True, text=True)
-    assert checked.returncode == 0 and not checked.stderr
-
-
-ZSH = """
-compdef() {{ : }}
-eval "$(< {folder}/hftune.zsh)"
-_files() {{ print files }}
-_shtab_hftune() {{ print $CURRENT $words }}
-while read -rA words; do CURRENT=${{#words}}; _hftune_scripts; done
-"""
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh(scripts: Path) -> None:
-    lines = ("deepspeed --num_gpus 2 /x/run_pt.py --block", "hftune plan sft --max_len", "hftune pip", "deepspeed --n")
-    script = ZSH.format(folder=scripts)
-    done = subprocess.run(["zsh", "-f", "-c", script], input="\n".join([*lines, ""]), capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["3 hftune pt --block", "3 hftune sft --max_len", "2 hftune pip", "files"]
-
-
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_fish(scripts: Path) -> None:
-    asked = f"source {scripts}/hftune.fish; complete -C 'hftune sft --learning_r'; complete -C 'hftune pip'"
-    done = subprocess.run(["fish", "--no-config", "-c", asked], capture_output=True, text=True)
-    assert "--learning_rate" in done.stdout and "pipeline" in done.stdout
-
-
 @pytest.mark.parametrize("command", sorted({*_FLAGS, *_WORDS} - {"completion"}))
 def test_words_and_flags_are_those_of_the_tool(command: str) -> None:
-    module = import_module(COMMANDS[command].partition(":")[0])
+    module = import_module(COMMANDS[command].run.partition(":")[0])
     room = Path(str(module.__file__)).parent
     said = "".join(file.read_text() for file in room.glob("*.py"))
     assert [flag for flag in _FLAGS.get(command, ()) if f"{flag}" not in said] == []
@@ -134,7 +94,7 @@ def test_words_and_flags_are_those_of_the_tool(command: str) -> None:
 
 
 def test_arguments_are_those_of_the_parser() -> None:
-    (below,) = (action for action in whole_command(["merge", "teach"], ARGUMENTS)._actions if action.choices)
+    (below,) = (action for action in whole_command({"merge": COMMANDS["merge"].arguments})._actions if action.choices)
     sft = {flag for action in below.choices["sft"]._actions for flag in action.option_strings}
     known = {
         f"--{name}" for name, action in stage_parser("sft").known.items() if name == action.dest and action.nargs != 0

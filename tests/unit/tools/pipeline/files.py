@@ -10,8 +10,7 @@ from hftune.checkpoints.file_records import record_result
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.manifest import COMPLETE, read_manifest, write_manifest
 from hftune.tools.pipeline.spec import read_spec
-from hftune.tools.pipeline.step import COMMANDS, MERGE, Step
-from hftune.tools.pipeline.steps import steps_of
+from hftune.tools.pipeline.steps import COMMANDS, MERGE, Step, steps_of
 from hftune.weight_files import fingerprint
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from hftune.errors import ArgumentError
-from hftune.tools.pipeline import checking
-from hftune.tools.pipeline.checking import check_steps, missing_files, stage_problems
+from hftune import child_processes
+from hftune.errors import ArgumentError, Preempted
+from hftune.tools.pipeline.checking import check_apart, check_steps, missing_files, stage_problems
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import steps_of
 from tests.unit.tools.pipeline.files import steps
@@ -50,26 +47,14 @@ def test_arguments_that_do_not_go_together(tmp_path: Path) -> None:
     assert "LoRA trains more than the new rows" in problem.cause and str(problem.place).endswith(":5")
 
 
-def test_what_the_process_says_reaches_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real checking starts a process; here it is one that answers at once."""
-    answer = json.dumps([["wrong", "a.yaml:7", None]])
-    stub = tmp_path / "python"
-    stub.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/words\ncat > {tmp_path}/asked\necho noise\necho '{answer}'\n")
-    stub.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(stub))
-    with pytest.raises(ArgumentError, match=r"wrong\n.*a\.yaml:7"):
-        check_steps(steps(tmp_path, "model: base\noutput_dir: out\nstages:\n  sft: {seed: 1}\n"))
-    asked = json.loads((tmp_path / "asked").read_text())
-    assert asked[0]["script"] == "sft" and asked[0]["arguments"]["seed"] == ["1"]
-    assert (tmp_path / "words").read_text() == f"-P -m {checking.__name__}\n"
-
-
-def test_the_process_answers_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = {"script": "sft", "arguments": {"learning_rat": ["1"]}, "places": {"learning_rat": "p.yaml:3"}}
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps([asked | {"processes": None}])))
-    checking.main()
-    ((cause, place, _),) = json.loads(capsys.readouterr().out)
-    assert "learning_rat" in cause and place == "p.yaml:3"
+@pytest.mark.parametrize(("code", "ends"), [(2, SystemExit), (130, Preempted), (-2, Preempted)])
+def test_what_the_process_says_ends_this_one(code: int, ends: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = child_processes.CompletedProcess([], code)
+    monkeypatch.setattr(child_processes, "run", lambda command, **given: done)
+    with pytest.raises(ends):
+        check_apart(Path("p.yaml"))
+    done.returncode = 0
+    check_apart(Path("p.yaml"))
 
 
 def test_what_is_asked_is_checked_as_well(tmp_path: Path) -> None:
@@ -83,8 +68,8 @@ def test_what_is_asked_is_checked_as_well(tmp_path: Path) -> None:
 
 def test_records_that_are_not_there(tmp_path: Path) -> None:
     text = "model: b\noutput_dir: o\nstages:\n  sft:\n    train_file_dir: ./none#5,org/name\n"
-    (problem,) = missing_files(steps(tmp_path, text)[0])
-    assert problem.cause == "there is no ./none" and str(problem.place).endswith(":5")
+    with pytest.raises(ArgumentError, match=r"there is no \./none\n.*pipeline.yaml:5"):
+        check_steps(steps(tmp_path, text))
 
 
 @pytest.mark.parametrize("more", ["train_file_dir: 's3://bucket/a.jsonl,own'", "dataset_dir: data"])
@@ -99,9 +84,4 @@ def test_what_lies_elsewhere_is_not_missing(tmp_path: Path, more: str) -> None:
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
 def test_the_examples_pass(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    found = steps_of(read_spec(file))
-    problems = []
-    for step in found:
-        problems += list(missing_files(step))
-        problems += stage_problems(step.script, step.arguments, step.places, step.launcher.processes)
-    assert [problem.render() for problem in problems] == []
+    check_steps(steps_of(read_spec(file)))

@@ -14,7 +14,7 @@ from hftune.errors import ArgumentError
 from hftune.tools.pipeline.command import in_small
 from hftune.tools.pipeline.gates import Gate, GateFailed, check_gates, failures
 from hftune.tools.pipeline.runner import Runner
-from hftune.tools.pipeline.step import Step
+from hftune.tools.pipeline.steps import Step
 from tests.unit.tools.pipeline.files import by_name, finish, model, steps
 from tests.unit.tools.pipeline.test_runner import Ended
 
@@ -169,7 +169,7 @@ def test_a_stage_that_hurts_stops_the_pipeline(tmp_path: Path, capsys: pytest.Ca
 
     def run(**options: bool) -> list[str]:
         started.clear()
-        Runner(tmp_path / "out", start=start, check=lambda steps: None, **options).run(found)
+        Runner(tmp_path / "out", start=start, **options).run(found)
         return started
 
     found, less = steps(tmp_path, text), -0.1

@@ -14,8 +14,9 @@ from hftune.arguments.stage_table import STAGES
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError
 from hftune.tools.pipeline import starting
+from hftune.tools.pipeline.launcher import Launcher
 from hftune.tools.pipeline.starting import Start, choose, take_own
-from hftune.tools.pipeline.step import Launcher
+from tests.spokes import spokes
 from tests.unit.tools.pipeline.files import steps
 
 ROOT = Path(__file__).parents[4]
@@ -34,8 +35,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("written", ["{}", "run_{}", "run_{}.py"])
+@pytest.mark.parametrize(("stage", "written"), spokes(STAGES, ["{}", "run_{}", "run_{}.py"]))
 def test_every_stage_is_a_subcommand(stage: str, written: str, started: list[list[str]]) -> None:
     dispatch([written.format(stage), "--max_steps", "1"])
     assert started == [["python", str(ROOT / f"run_{stage}.py"), "--max_steps", "1"]]
@@ -84,12 +84,11 @@ def test_its_own_flags_are_taken_out(argv: list[str], given: Start, rest: list[s
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--nproc"], "--nproc needs a value"),
-        (["--nodes", "--x"], "--nodes needs a value"),
-        (["--nproc", "9" * 5000], "--nproc takes a whole number"),
-        (["--nproc", "0"], "--nproc takes a whole number, not '0'"),
-        (["--nodes", "two"], "--nodes takes a whole number, not 'two'"),
-        (["--launcher", "torchrum"], "there is no launcher torchrum\n.*\n.*did you mean torchrun"),
+        (["--nproc"], "argument --nproc: expected one argument"),
+        (["--nodes", "--x"], "argument --nodes: expected one argument"),
+        (["--nproc", "9" * 5000], "argument --nproc: a whole number from 1 on"),
+        (["--nproc", "0"], "argument --nproc: a whole number from 1 on, not '0'"),
+        (["--launcher", "torchrum"], "argument --launcher: invalid choice: 'torchrum'.*torchrun"),
     ],
 )
 def test_flags_that_make_no_sense(argv: list[str], words: str) -> None:
@@ -109,7 +108,6 @@ CHOICES: dict[str, tuple[Start, dict[str, str], int, str, dict[str, Any]]] = {
     "one of two GPUs": (Start(nproc=1), {}, 2, "python", {}),
     "two processes of a laptop": (Start(nproc=2), {}, 1, "deepspeed", {"num_gpus": 2}),
     "torchrun": (Start(launcher="torchrun"), {}, 4, "torchrun", {"nproc_per_node": 4}),
-    "torchrun, one process": (Start(launcher="torchrun"), {}, 1, "torchrun", {"nproc_per_node": 1}),
     "deepspeed, one process": (Start(launcher="deepspeed"), {}, 1, "deepspeed", {"num_gpus": 1}),
     "none": (Start(launcher="none"), SLURM, 8, "python", {}),
     "a rank of torchrun's": (Start(), {"RANK": "0"}, 8, "python", {}),
@@ -118,17 +116,12 @@ CHOICES: dict[str, tuple[Start, dict[str, str], int, str, dict[str, Any]]] = {
         *(Start(), {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0"}, 8),
         *("deepspeed", {"num_gpus": 8}),
     ),
-    "an allocation": (Start(), SLURM, 8, "srun", {"nodes": 2, "nproc_per_node": 8, "kill_on_bad_exit": 1}),
+    "an allocation": (
+        *(Start(), {**SLURM, "MASTER_PORT": "7"}, 8),
+        *("srun", {"nodes": 2, "nproc_per_node": 8, "kill_on_bad_exit": 1, "master_port": 7}),
+    ),
     "an allocation of one": (Start(), {**SLURM, "SLURM_NNODES": "1"}, 8, "deepspeed", {"num_gpus": 8}),
     "a part of it": (Start(nodes=1), SLURM, 8, "deepspeed", {"num_gpus": 8}),
-    "srun, a port": (
-        *(Start(nproc=4), {**SLURM, "MASTER_PORT": "7"}, 8),
-        *("srun", {"nodes": 2, "nproc_per_node": 4, "kill_on_bad_exit": 1, "master_port": 7}),
-    ),
-    "machines that meet": (
-        *(Start(nodes=2), MEET, 8),
-        *("torchrun", {"nnodes": 2, "nproc_per_node": 8, "node_rank": "1", "master_addr": "node1"}),
-    ),
     "machines that meet at a port": (
         *(Start(nodes=2, nproc=1), {**MEET, "MASTER_PORT": "7"}, 8, "torchrun"),
         {"nnodes": 2, "nproc_per_node": 1, "node_rank": "1", "master_addr": "node1", "master_port": "7"},
@@ -166,7 +159,6 @@ def test_slurm_without_srun_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     ("given", "variables", "words"),
     [
         (Start(launcher="none", nproc=2), {}, "without a launcher a stage is one process"),
-        (Start(launcher="none", nodes=2), {}, "without a launcher a stage is one process"),
         (Start(launcher="none", hostfile="h"), {}, "without a launcher a stage is one process"),
         (Start(launcher="torchrun", hostfile="h"), {}, "torchrun reads no hostfile"),
         (
@@ -187,14 +179,10 @@ def test_what_cannot_start(given: Start, variables: dict[str, str], words: str) 
     ("argv", "asked"),
     [
         ([], False),
-        (["--use_cpu"], True),
-        (["--use_cpu", "True", "--x"], True),
         (["--use-cpu=true"], True),
-        (["--use_cpu", "False"], False),
         (["--use_cpu=no"], False),
         (["--use_cpu_amp"], False),
         (["--use_cpu", "--x", "False"], True),
-        (["--x", "False", "--use_cpu"], True),
         (["--config", "cpu.yaml"], True),
         (["--config=cpu.yaml", "--use_cpu", "False"], False),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from hftune.checkpoints.manifest import RUNNING, read_manifest, write_manifest
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, state_of
-from hftune.tools.pipeline.step import Step
+from hftune.tools.pipeline.steps import Step
 from tests.unit.tools.pipeline.files import finish, model, steps
 
 

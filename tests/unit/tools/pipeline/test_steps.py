@@ -120,12 +120,6 @@ def test_rewards_of_several_reward_models_do_not_compare(tmp_path: Path) -> None
     assert "reward_model_path" not in two.arguments and len(two.arguments["models"]) == 6
 
 
-def test_combinations_with_names(tmp_path: Path) -> None:
-    matrix = "matrix:\n  small: {lr: 1e-3}\n  large: {lr: 1e-4}\n"
-    text = f"model: base\noutput_dir: out\n{matrix}stages:\n  sft: {{learning_rate: '${{lr}}'}}\n"
-    assert [str(step.folder) for step in steps(tmp_path, text)] == ["out/small/sft", "out/large/sft"]
-
-
 def test_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HFTUNE_TEST", "here")
     text = """
@@ -165,8 +159,10 @@ stages:
         ("model: m\noutput_dir: o\nstages:\n  sft:\n    output_dir: x\n", 5, "cannot set output_dir"),
         ("output_dir: o\nstages:\n  sft: {}\n", 3, "no model to begin with"),
         ("model: ~\noutput_dir: o\nstages:\n  sft: {}\n", 4, "no model to begin with"),
-        ("model: m\noutput_dir: o\nmatrix: {lr: 1}\nstages:\n  sft: {}\n", 3, "lists of values"),
-        ("model: m\noutput_dir: o\nmatrix: {a: {x: 1}, b: {y: 1}}\nstages:\n  sft: {}\n", 3, "combination a lacks y"),
+        ("model: m\noutput_dir: o\nmatrix: {lr: 1}\nstages:\n  sft: {}\n", 3, "lr of matrix is no list"),
+        ("model: m\noutput_dir: o\nmatrix: {lr: []}\nstages:\n  sft: {}\n", 3, "lr of matrix is no list"),
+        ("model: m\noutput_dir: o\nmatrix: {a: {x: 1}}\nstages:\n  sft: {}\n", 3, "a of matrix is no list"),
+        ("model: []\noutput_dir: o\nstages:\n  sft: {}\n", 4, "no model to begin with"),
         ("model: m\noutput_dir: o\nstages:\n  sft: {}\n  dpo: {seed: '${stages.rl.model}'}\n", 5, "no stage before"),
         ("model: m\n  output_dir: o\n", 2, "not valid YAML"),
         ("model: m\noutput_dir: o\nstages:\n  sft: {}\nanswers:\n  models: [a]\n", 6, "answers cannot set models"),

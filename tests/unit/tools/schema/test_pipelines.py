@@ -58,36 +58,29 @@ def test_pages() -> None:
 def test_keys_of_a_stage_are_those_of_the_reader() -> None:
     schema: Any = checker().schema
     for stage in (*STAGES, SAMPLE):
-        kinds = schema["$defs"][f"stage.{stage}"]
-        assert "then" in kinds or {*OF_STAGE} <= {*kinds["properties"]}, stage
+        assert {*OF_STAGE} <= {*schema["$defs"][f"stage.{stage}"]["properties"]}, stage
 
 
 SOUND = [
-    "stages: {sft: {train_file_dir: d}}",
     "stages: {sft: }",
     "stages: {first: {script: run_sft.py, learning_rate: 1e-3}, run_dpo: {beta: ~, from: first}}",
     "stages: {sft: {script: dpo, beta: 0.1}}",
-    "values: {rate: 1e-3}\nstages: {sft: {learning_rate: '${rate}'}}",
     "shared: {lora_rank: 8, rl_algorithm: ppo}\nstages: {rl: {kl_target: 3, reward_funcs: ['${env.X:-length}']}}",
     "launcher: {torchrun: {nproc_per_node: 2}}\nmerge: false\nstages: {sft: {merge: {dtype: bfloat16}}}",
     "launcher: python\nmatrix: {lr: [1e-4, 1e-3]}\nenv: {A: 1}\nstages: {sft: {learning_rate: '${lr}'}}",
     "evaluate: {eval_tasks: [loss], launcher: {deepspeed: {num_gpus: 2}}}\nstages: {sft: }",
-    "matrix: {small: {lr: 1e-4}}\nanswers: {questions: [a, b], max_new_tokens: 8}\nstages: {sft: }",
+    "values: {a: 1}\nanswers: {questions: [a, b], max_new_tokens: 8}\nstages: {sft: }",
 ]
 BROKEN = [
     ("stages: {sft: {learning_rat: 1}}", "$.stages.sft"),
     ("stages: {sft: {learning_rate: fast}}", "$.stages.sft.learning_rate"),
     ("stages: {sft: {output_dir: o}}", "$.stages.sft"),
     ("stages: {first: {learning_rate: 1}}", "$.stages.first"),
-    ("stages: {first: }", "$.stages.first"),
-    ("stages: {first: {script: sftt}}", "$.stages.first"),
     ("stages: {sft: {script: dpo, train_on_inputs: true}}", "$.stages.sft"),
     ("stages: {sft: {}}\nlearning_rate: 1", "$"),
     ("shared: {nonsense: 1}\nstages: {sft: {}}", "$.shared"),
     ("launcher: mpirun\nstages: {sft: {}}", "$.launcher"),
-    ("launcher: {deepspeed: {nproc: 2}}\nstages: {sft: {}}", "$.launcher"),
     ("matrix: {a: 1}\nstages: {sft: {}}", "$.matrix"),
-    ("evaluate: {eval_tasks: [loss], launcher: mpirun}\nstages: {sft: {}}", "$.evaluate"),
     ("answers: {models: [m]}\nstages: {sft: {}}", "$.answers"),
     ("values: {model: m}\nstages: {sft: {}}", "$.values"),
     ("stages: {a/b: {script: sft}}", "$.stages"),
@@ -102,24 +95,8 @@ def test_what_a_pipeline_may_say(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "where"), BROKEN)
-def test_what_it_may_not(text: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_may_not(text: str, where: str, tmp_path: Path) -> None:
     assert any(found.startswith(where) for found in faults(START + text)), faults(START + text)
     (tmp_path / "p.yaml").write_text(START + text)
     with pytest.raises(UserError):
-        steps = steps_of(read_spec(tmp_path / "p.yaml"))
-        _check_here(steps, monkeypatch)
-
-
-def _check_here(steps: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`check_steps` in this process, which has its imports."""
-    from hftune.tools.pipeline import checking
-
-    def asked(separate: list[Any]) -> list[UserError]:
-        return [
-            problem
-            for step in separate
-            for problem in checking.stage_problems(step.script, step.arguments, step.places, step.launcher.processes)
-        ]
-
-    monkeypatch.setattr(checking, "_asked_separately", asked)
-    check_steps(steps)
+        check_steps(steps_of(read_spec(tmp_path / "p.yaml")))

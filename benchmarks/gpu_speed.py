@@ -131,7 +131,7 @@ def rate_of_products(size: int = 8192, times: int = 20) -> Rate | None:
     """Measured here and now; None without a GPU."""
     import torch
 
-    from hftune.tools.planning.timing import cluster_here
+    from hftune.preflight.devices import known_gpu
 
     if not torch.cuda.is_available():
         return None
@@ -144,7 +144,7 @@ def rate_of_products(size: int = 8192, times: int = 20) -> Rate | None:
         left @ right
     end.record()
     torch.cuda.synchronize()
-    sheet = (cluster_here().device.tflops or 0.0) * 1e12
+    sheet = (known_gpu().tflops or 0.0) * 1e12
     return Rate(2 * size**3 * times / (begin.elapsed_time(end) / 1e3), sheet)
 
 

@@ -3,12 +3,11 @@
 hftune {stages}|merge ...      a stage, with the arguments of its script: --nproc 2 for two processes
 hftune init demo|sft|pipeline [FOLDER]      a folder to start from: data, YAML, what to do
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
-hftune preview run_sft ... --as-served      whether each turn is trained behind what a server gives the model
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
 hftune data check FILE [--against EVAL] --output_dir OUT      duplicates, leaks, secrets, damage
-hftune plan run_sft --model_name_or_path MODEL --gpus 8xH200      memory, the cheapest setting that fits, time
+hftune plan run_sft --model_name_or_path MODEL --gpus 8xH200      memory by part, the least change that fits, steps
 hftune explain NAME             what an argument does, also under the names of other tools
-hftune export gguf|ollama|vllm|vllm-lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
+hftune export gguf|ollama|vllm|hub --model_name_or_path MODEL --output_dir OUT      for other tools
 hftune launch deepspeed|torchrun|python ...      a command under its launcher, quietly; Ctrl-C saves a checkpoint
 hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resumes after anything
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
@@ -96,6 +95,8 @@ REMOVED = {
     "parity": "`hftune doctor --train` compares trainings on this machine; docs/parity.md has what papers say",
     "export lora": "mergekit does it: "
     "mergekit-extract-lora --model TUNED --base-model BASE --out-path OUT --max-rank 32",
+    "export vllm-lora": "vLLM takes the adapter's own folder (--enable-lora --lora-modules NAME=FOLDER), and "
+    "`hftune serve BASE --adapter NAME=FOLDER` starts it so; what vLLM cannot take is merged: `hftune merge`",
     "export quantized": 'transformers does it: `AutoModelForCausalLM.from_pretrained("MODEL", quantization_config='
     'BitsAndBytesConfig(load_in_4bit=True)).save_pretrained("OUT")`; vLLM quantises as it loads',
 }

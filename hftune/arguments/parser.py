@@ -57,6 +57,8 @@ REMOVED = {
     "split_token_weight": _GOLD,
     "reward_model": "`hftune score` asks a reward model",
     "max_waiting": "the server that `hftune serve` starts queues requests itself",
+    "as_served": "leave it out: a turn whose text before it is not the inference prompt is refused, and `hftune serve` "
+    "proves that its server's prompts are those of training",
     "text_only_export": "leave it out: a model is saved with all parts, which vLLM and llama.cpp's converter take",
 }
 """Arguments that there were, and what stands in their place."""

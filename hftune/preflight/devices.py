@@ -1,4 +1,4 @@
-"""Known accelerators: their memory and their speeds."""
+"""Known accelerators: their memory, and what their data sheets promise."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ class Device:
     Args:
         name: As `--gpus` takes it.
         memory: Bytes that a process can have, the driver's own taken off.
-        tflops: Dense multiplications and additions a second in bf16 (fp16 where there is no bf16), in 10^12; None: not
-            known, and no time is estimated.
-        memory_bandwidth: GB/s between it and its memory.
-        link: GB/s to its neighbours, one way: NVLink, Infinity Fabric or PCIe.
-        pcie: GB/s to the machine's memory, one way.
+        tflops: Dense multiplications and additions a second in bf16 (fp16 where there is no bf16), in 10^12, of which
+            `mfu` in the logs is a share; None: not known.
         bf16: Whether it computes in bf16.
         major: Of its compute capability, which decides what attention it runs; 0 for a processor.
     """
@@ -26,9 +23,6 @@ class Device:
     name: str
     memory: float
     tflops: float | None = None
-    memory_bandwidth: float = 1000.0
-    link: float = 25.0
-    pcie: float = 25.0
     bf16: bool = True
     major: int = 8
 
@@ -38,29 +32,28 @@ class Device:
         return self.name == "CPU"
 
 
-def _device(name: str, mib: int, tflops: float, bandwidth: float, link: float, pcie: float, major: int) -> Device:
+def _device(name: str, mib: int, tflops: float, major: int) -> Device:
     # bf16 came with Ampere (8).
-    return Device(name, mib * 2**20, tflops, bandwidth, link, pcie, major >= 8, major)
+    return Device(name, mib * 2**20, tflops, major >= 8, major)
 
 
-# Memory as nvidia-smi or rocm-smi name it; speeds from the makers' data sheets, without sparsity. NVLink and PCIe: half
-# of the sum of both ways.
+# Memory as nvidia-smi or rocm-smi name it; speeds from the makers' data sheets, without sparsity.
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        _device("B200", 183359, 2250, 8000, 900, 60, 10),
-        _device("H200", 143771, 989, 4800, 450, 55, 9),
-        _device("H100", 81559, 989, 3350, 450, 55, 9),
-        _device("A100-80", 81920, 312, 2039, 300, 25, 8),
-        _device("A100-40", 40960, 312, 1555, 300, 25, 8),
-        _device("MI300X", 196592, 1307, 5300, 448, 55, 9),
-        _device("L40S", 46068, 362, 864, 25, 25, 8),
-        _device("4090", 24564, 165, 1008, 25, 25, 8),
-        _device("3090", 24576, 71, 936, 25, 25, 8),
-        _device("A10", 23028, 125, 600, 25, 25, 8),
-        _device("T4", 15360, 65, 300, 12, 12, 7),
-        _device("V100-32", 32768, 125, 900, 150, 12, 7),
-        _device("V100-16", 16384, 125, 900, 150, 12, 7),
+        _device("B200", 183359, 2250, 10),
+        _device("H200", 143771, 989, 9),
+        _device("H100", 81559, 989, 9),
+        _device("A100-80", 81920, 312, 8),
+        _device("A100-40", 40960, 312, 8),
+        _device("MI300X", 196592, 1307, 9),
+        _device("L40S", 46068, 362, 8),
+        _device("4090", 24564, 165, 8),
+        _device("3090", 24576, 71, 8),
+        _device("A10", 23028, 125, 8),
+        _device("T4", 15360, 65, 7),
+        _device("V100-32", 32768, 125, 7),
+        _device("V100-16", 16384, 125, 7),
     )
 }
 

@@ -95,15 +95,21 @@ def shortfall(plan: Plan, free: Free, setup: Setup) -> str | None:
     return f"{asked / GIB:.1f} GiB are needed in the machine's memory, {free.host / GIB:.1f} are free"
 
 
-def way_out(planner: Planner, asked: Choice, free: Free) -> str | None:
-    """The flags of the least change with which a run fits, activations included; None where nothing does."""
+def least_change(planner: Planner, asked: Choice, free: Free) -> Choice | None:
+    """The least change with which a run fits, activations included: itself, if it does; None where nothing does."""
     try:
         for choice in (changed for start in ways(planner, asked) for changed in combinations(planner, start)):
             if planner.plan(choice).fits(free, choice.setup):
-                return choice.flags
+                return choice
     except UserError:
         pass  # peft knows no adapter of such a model, so that none is a way out
     return None
+
+
+def way_out(planner: Planner, asked: Choice, free: Free) -> str | None:
+    """The flags of that change."""
+    found = least_change(planner, asked, free)
+    return found.flags if found else None
 
 
 # --- --activation_checkpointing auto ---

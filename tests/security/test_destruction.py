@@ -182,10 +182,6 @@ READING = {
     "data check": ("data check {data}", "data"),
     "tokenize": ("tokenize run_sft --model_name_or_path {base} --train_file_dir {data} --use_cpu", "base data"),
     "export": ("export gguf --model_name_or_path {base}", "base"),
-    "export an adapter": (
-        "export vllm-lora --model_name_or_path {adapter} --base_model_name_or_path {base}",
-        "adapter base",
-    ),
 }
 
 

@@ -27,7 +27,7 @@ from hftune.errors import UserError, raise_together
 from hftune.models.vocabulary import new_tokens, recorded_growth
 from hftune.opening.model_files import KINDS, REQUIRED, json_problems, read_checked
 from hftune.preflight.rules.folders import check_contents
-from hftune.tools.export.arguments import GgufArguments, ServedAdapterArguments, ServingArguments
+from hftune.tools.export.arguments import GgufArguments, ServingArguments
 from hftune.tools.export.run import export
 from tests.spokes import spokes
 from tests.unit.merging.models import make_adapter, merge
@@ -79,11 +79,6 @@ def writes_gguf(folders: Path, output: Path) -> None:
     export(GgufArguments(model_name_or_path=str(folders / "base"), output_dir=str(output), verify=False))
 
 
-def serves_adapter(folders: Path, output: Path) -> None:
-    asked = {"model_name_or_path": str(folders / "adapter"), "base_model_name_or_path": str(folders / "base")}
-    export(ServedAdapterArguments(**asked, output_dir=str(output), verify=False))
-
-
 def trains(folders: Path, output: Path) -> None:
     model = SimpleNamespace(model_name_or_path=str(folders / "base"), tokenizer_name_or_path=None)
     adapter = SimpleNamespace(adapter_chain=[str(folders / "adapter")])
@@ -104,14 +99,13 @@ ACTS: dict[str, Callable[[Path, Path], Any]] = {
     "merge": merges,
     "vllm": serves,
     "gguf": writes_gguf,
-    "vllm-lora": serves_adapter,
     "train": trains,
     "compare": compares,
 }
 OF_BASE = [name for name in ACTS if name != "compare"]
 READERS = ["merge", "vllm", "gguf"]
 OF_A_BASE = ["config.json", "tokenizer.json", "tokenizer_config.json", "hftune.json", INDEX]
-OF_ADAPTER = ["merge", "vllm-lora", "train"]
+OF_ADAPTER = ["merge", "train"]
 
 
 def refused(act: str, folders: Path, *words: str) -> str:
@@ -254,7 +248,7 @@ def test_headers_of_a_base(folders: Path, act: str, content: str) -> None:
     refused(act, folders, "model.safetensors")
 
 
-@pytest.mark.parametrize(("act", "content"), spokes(["merge", "vllm-lora"], HEADERS))
+@pytest.mark.parametrize(("act", "content"), spokes(["merge"], HEADERS))
 def test_headers_of_an_adapter(folders: Path, act: str, content: str) -> None:
     (folders / "adapter" / "hftune.json").unlink()
     (folders / "adapter" / "adapter_model.safetensors").write_bytes(HEADERS[content])

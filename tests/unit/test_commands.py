@@ -56,7 +56,7 @@ WORKERS = {
     "watch": "hftune.tools.watching.entry:Path",
 }
 """Subcommand -> what its entry calls once the command line is parsed: there a test stops."""
-OWN_FLAGS = {"plan": {"gpus", "nodes", "json"}, "preview": {"as_served"}}
+OWN_FLAGS = {"plan": {"gpus", "nodes", "json"}}
 
 
 class Reached(Exception):

@@ -26,7 +26,7 @@ def single_changes(planner: Planner, asked: Choice) -> Iterator[Choice]:
 
 def combinations(planner: Planner, start: Choice) -> Iterator[Choice]:
     """Every combination of ZeRO stage, recomputation and micro batch; what is trained stays as in `start`."""
-    # The least change comes first: `cheapest` sorts stably by time and takes the first that fits among equals.
+    # The least change comes first, and is what a run that does not fit is told.
     for staged in (start, *stages(planner, start)):
         for again in (staged, *recomputations(staged)):
             yield again

@@ -49,7 +49,6 @@ class Work:
         masked: The attention gets a mask of tokens by tokens.
         head: `FULL_LOGITS`, `ANSWERS`, `WEIGHTED` (with a loss known beforehand) or `SCORE`.
         reference: A forward pass of the reference runs while the policy's activations are kept.
-        separate_reference: One runs, while none are.
         generation: Of RL.
         accumulation: Micro steps a step.
         length_known: Whether something bounds the rows.
@@ -62,7 +61,6 @@ class Work:
     masked: bool
     head: str
     reference: bool = False
-    separate_reference: bool = False
     generation: Generation | None = None
     accumulation: int = 1
     length_known: bool = True
@@ -117,8 +115,6 @@ def work_of(training_args: StageArguments, attention: str, *, adapted: bool) -> 
         masked=attention == "eager" or (attention == "sdpa" and (flat or rows > 1)),
         head=_head(training_args),
         reference=compares_while_training(training_args, adapted=adapted),
-        # TRL scores completions by the reference before it trains on them, and not at all without a KL penalty.
-        separate_reference=generation is not None and bool(training_args.beta),
         generation=generation,
         accumulation=training_args.gradient_accumulation_steps,
         length_known=length is not None,

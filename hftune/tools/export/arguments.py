@@ -65,14 +65,6 @@ class ServingArguments(ExportArguments):
 
 
 @dataclass
-class ServedAdapterArguments(ExportArguments):
-    """A LoRA adapter as vLLM takes it alongside its base (`--lora-modules`)."""
-
-    model_name_or_path: str | None = option(None, "Folder of an adapter.")
-    base_model_name_or_path: str | None = option(None, "The model it is for; left out: the one that the adapter names.")
-
-
-@dataclass
 class HubArguments(ExportArguments):
     """An upload to the Hub, with a model card made from the manifest."""
 

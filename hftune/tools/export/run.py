@@ -24,7 +24,6 @@ from hftune.tools.export.arguments import (
     GgufArguments,
     HubArguments,
     OllamaArguments,
-    ServedAdapterArguments,
     ServingArguments,
 )
 from hftune.tools.export.compared import check_distance, compare
@@ -70,17 +69,11 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
             place="--model_name_or_path",
             fix="give the folder of a model",
         )
-    elif isinstance(args, ServedAdapterArguments):
-        # Modules of a format are imported when it is asked for: they bring peft or gguf along.
-        from hftune.tools.export.adapter import check_served_adapter
-
-        yield from check_served_adapter(folder, args)
     elif (folder / "adapter_config.json").is_file() and not isinstance(args, HubArguments):
-        serves = "; or hftune export vllm-lora serves it with its base" if isinstance(args, ServingArguments) else ""
         yield ArgumentError(
             f"{folder} holds a LoRA adapter, not a model",
             place="--model_name_or_path",
-            fix=f"merge it first: python merge_peft_adapter.py --peft_model_path {folder} --output_dir MERGED{serves}",
+            fix=f"merge it first: python merge_peft_adapter.py --peft_model_path {folder} --output_dir MERGED",
         )
     elif not (folder / "config.json").is_file() and not isinstance(args, HubArguments):
         yield no_model_in(folder)
@@ -90,6 +83,7 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
         problems = list(_model_problems(folder))
         yield from problems
         if isinstance(args, GgufArguments) and not problems:
+            # Modules of a format are imported when it is asked for.
             from hftune.tools.export.gguf import check_gguf
 
             yield from check_gguf(folder, args)
@@ -109,10 +103,6 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
 def _write(folder: Path, aside: Path, args: ExportArguments) -> dict[str, Any]:
     if isinstance(args, GgufArguments):
         return _gguf(folder, aside, args)
-    if isinstance(args, ServedAdapterArguments):
-        from hftune.tools.export.adapter import write_served_adapter
-
-        return write_served_adapter(folder, aside, args)
     assert isinstance(args, ServingArguments)
     from hftune.tools.export.serving import write_serving_folder
 
@@ -167,8 +157,7 @@ def upload(folder: Path, args: HubArguments) -> str:
 
 
 def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> manifests.Manifest:
-    # Of an adapter, the model that it is for.
-    base = figures.pop("base", str(folder))
+    source = fingerprint(folder)
     return {
         "hftune": manifests.library_versions().get("hftune"),
         "stage": "export",
@@ -176,9 +165,9 @@ def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> m
         "status": manifests.COMPLETE,
         "arguments": without_secrets(vars(args)),
         "versions": manifests.library_versions(),
-        "base": {"name": base, "fingerprint": fingerprint(base)},
-        "parents": [{"folder": str(folder), "fingerprint": fingerprint(folder)}],
-        "kind": "adapter" if isinstance(args, ServedAdapterArguments) else "full",
+        "base": {"name": str(folder), "fingerprint": source},
+        "parents": [{"folder": str(folder), "fingerprint": source}],
+        "kind": "full",
         "figures": figures,
     }
 
@@ -187,7 +176,6 @@ FORMATS: dict[str, type[ExportArguments]] = {
     "gguf": GgufArguments,
     "ollama": OllamaArguments,
     "vllm": ServingArguments,
-    "vllm-lora": ServedAdapterArguments,
     "hub": HubArguments,
 }
 FORMATS_BY_CLASS = {kind: name for name, kind in FORMATS.items()}

@@ -154,7 +154,7 @@ def main(argv: list[str]) -> None:
     for word in argv:
         refuse_one_dash(word)
         if word.partition("=")[0] in _REMOVED:
-            fix = "`hftune plan STAGE` estimates memory and time of a stage, with its arguments"
+            fix = "`hftune plan STAGE` estimates the memory of a stage, with its arguments"
             raise ArgumentError(f"{word.partition('=')[0]} was removed", fix=fix)
     options = parser.parse_args(argv)
     spec = read_spec(options.file)

@@ -1,10 +1,9 @@
-"""`hftune plan`: prints what a run would need, and the cheapest setting that fits."""
+"""`hftune plan`: prints what a run would need, and the least change with which it fits."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 
 from hftune.arguments.entry import parse_arguments
@@ -14,7 +13,7 @@ from hftune.distributed import ranks
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.models.loading.quantisation import is_read_whole, quantisation_in
-from hftune.preflight.estimating.candidates import combinations, single_changes, ways
+from hftune.preflight.estimating.candidates import single_changes
 from hftune.preflight.estimating.planner import Choice, Planner
 from hftune.preflight.estimating.traced_step import traced_step
 from hftune.preflight.facts import Facts, resolve
@@ -22,9 +21,9 @@ from hftune.preflight.memory import Free
 from hftune.preflight.model_folder import check_model_folder
 from hftune.preflight.rules.quantisation import check_quantised_base, say_read_whole
 from hftune.preflight.rules.without_effect import check_without_effect
-from hftune.preflight.run_memory import choose_recomputed_share
+from hftune.preflight.run_memory import choose_recomputed_share, least_change
+from hftune.tools.planning.cluster import cluster_here, cluster_of, steps_of
 from hftune.tools.planning.report import Row, as_json, table, words
-from hftune.tools.planning.timing import Cluster, Time, cluster_here, cluster_of, estimate_time, steps_of
 from hftune.visible import say
 
 
@@ -46,12 +45,14 @@ def plan(stage: str, argv: list[str]) -> None:
         given = parse_arguments(stage, rest)
         facts = _facts(stage, given)
         planner = Planner(facts, traced_step)
-        free, training_args = free_of(cluster), facts.training_args
+        free, training_args = cluster.free, facts.training_args
         # Before the table: `auto` leaves its share in `training_args`, from which every row starts.
         if training_args.recomputes_least:
             choose_recomputed_share(planner, planner.asked(), free, training_args)
-        rows = [row_of(planner, choice, cluster, free) for choice in _table(planner)]
-        best = cheapest(planner, rows, cluster, free)
+        asked = planner.asked()
+        rows = [row_of(planner, choice, free) for choice in (asked, *single_changes(planner, asked))]
+        fitting = least_change(planner, asked, free)
+        best = rows[0] if fitting is asked else fitting and row_of(planner, fitting, free)
         work = (best or rows[0]).choice.work
         # `work` counts one process; the cluster's devices are the processes of the plan.
         steps = steps_of(facts.data_args, training_args, work.examples * work.accumulation * cluster.count)
@@ -115,45 +116,7 @@ def take_own(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return question, rest
 
 
-def free_of(cluster: Cluster) -> Free:
-    """The free memory for each process and in each machine; infinite where the machine's is not known."""
-    return Free(device=cluster.device.memory, host=float("inf") if cluster.host is None else cluster.host)
-
-
-def _table(planner: Planner) -> list[Choice]:
-    asked = planner.asked()
-    return [asked, *single_changes(planner, asked)]
-
-
-def row_of(planner: Planner, choice: Choice, cluster: Cluster, free: Free) -> Row:
-    """A row of the table: a choice, its plan, whether it fits, and the time of a step."""
+def row_of(planner: Planner, choice: Choice, free: Free) -> Row:
+    """A row of the table: a choice, its plan, and whether it fits."""
     found = planner.plan(choice)
-    time = estimate_time(planner.bare, planner.size(choice.adapter), choice, cluster)
-    return Row(choice, found, found.fits(free, choice.setup), time)
-
-
-def cheapest(planner: Planner, rows: list[Row], cluster: Cluster, free: Free) -> Row | None:
-    """The fastest choice that fits and trains what was asked for; else an adapter, else one on a quantised base.
-
-    Among those whose times differ by less than a twentieth, which no estimate can tell apart, the one that changes
-    least. Times need no trace: plans are made from the fastest on, until one fits.
-    """
-    # `_table` puts it first.
-    asked = rows[0]
-    for start in ways(planner, asked.choice):
-        found = [
-            (estimate_time(planner.bare, planner.size(one.adapter), one, cluster), one)
-            for one in combinations(planner, start)
-        ]
-        # The sort is stable and `combinations` yields the least change first, so within a bucket the least change wins.
-        for _, choice in sorted(found, key=lambda one: _bucket(one[0])):
-            plan = planner.plan(choice)
-            if plan.fits(free, choice.setup):
-                # `combinations` yields `start` itself first, so identity tells the run as asked from an equal one.
-                return asked if choice is start is asked.choice else row_of(planner, choice, cluster, free)
-    return None
-
-
-def _bucket(time: Time | None) -> int:
-    # Equal in steps of 5 %: no estimate tells closer ones apart. Without speeds all are equal.
-    return 0 if time is None else round(math.log(time.step) / math.log(1.05))
+    return Row(choice, found, found.fits(free, choice.setup))

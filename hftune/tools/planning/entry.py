@@ -5,14 +5,14 @@ from __future__ import annotations
 from hftune.arguments.stage_table import take_script
 from hftune.visible import say
 
-HELP = """What a run would need, from the config alone: memory by part, the cheapest setting that fits, time.
+HELP = """What a run would need, from the config alone: memory by part, the least change that fits, steps.
 
 hftune plan run_sft --model_name_or_path MODEL --max_length 4096 [all other arguments of the script]
 
 --gpus 8xH200     plan for these devices: {devices},
                   or by memory alone, 4x24GiB. Left out: for those that are here.
 --nodes 2         for so many machines alike
---json            one JSON object (bytes, seconds) instead of the table
+--json            one JSON object (bytes) instead of the table
 
 See docs/planning.md for what is counted and how far it was from what was measured."""
 

@@ -9,7 +9,7 @@ from hftune.preflight.estimating.parts import PARTS
 from hftune.preflight.estimating.plan import Plan
 from hftune.preflight.estimating.planner import Choice
 from hftune.preflight.memory import GIB, Free
-from hftune.tools.planning.timing import Cluster, Steps, Time
+from hftune.tools.planning.cluster import Cluster, Steps
 
 TIGHT = 0.92
 """A plan that takes more than this share of what is free: an allocator's gaps may not leave it."""
@@ -17,12 +17,11 @@ TIGHT = 0.92
 
 @dataclass(frozen=True)
 class Row:
-    """A choice, its plan, whether it fits and how long a step takes."""
+    """A choice, its plan, and whether it fits."""
 
     choice: Choice
     plan: Plan
     fits: bool
-    time: Time | None
 
 
 def verdict(row: Row, free: Free) -> str:
@@ -39,19 +38,18 @@ def table(rows: list[Row], free: Free) -> list[str]:
     """The table, a line for each choice: GiB of each process by part, at the peak."""
     width = max(len(row.choice.flags) for row in rows)
     heads = ("weights", "gradients", "optimizer", "activat.", "loss", "buffers", "other", "total", "host")
-    lines = [f"{'GiB in each process':{width}} " + "".join(f"{head:>10}" for head in heads) + f"{'s/step':>9}"]
+    lines = [f"{'GiB in each process':{width}} " + "".join(f"{head:>10}" for head in heads)]
     for row in rows:
         parts = [row.plan.moment.parts.get(part, 0.0) for part in PARTS]
         # The driver's context has no column: it counts as other, so that a row adds up to its total.
         parts[-1] += row.plan.context
         figures = "".join(f"{size / GIB:10.1f}" for size in (*parts, row.plan.device, row.plan.host))
-        seconds = "?" if row.time is None else f"{row.time.step:.2f}" if row.time.step < 100 else f"{row.time.step:.0f}"
-        lines.append(f"{row.choice.flags:{width}} {figures}{seconds:>9}  {verdict(row, free)}")
+        lines.append(f"{row.choice.flags:{width}} {figures}  {verdict(row, free)}")
     return lines
 
 
 def words(rows: list[Row], best: Row | None, free: Free, cluster: Cluster, steps: Steps) -> list[str]:
-    """The lines below the table: flags to type, tokens, steps, time, and what was assumed."""
+    """The lines below the table: flags to type, tokens and steps."""
     asked = rows[0]
     lines = [f"{cluster}: {_gib(free.device)} free for each process" + _host(free, asked)]
     if asked.plan.untraced:
@@ -62,42 +60,20 @@ def words(rows: list[Row], best: Row | None, free: Free, cluster: Cluster, steps
         lines.append("nothing of this fits: use more or larger devices, shorter rows, or a smaller model")
         return lines
     if best is asked:
-        lines.append("cheapest that fits: as asked")
+        lines.append("it fits as asked")
     else:
-        lines.append(f"cheapest that fits, to be added to the command line: {best.choice.flags}")
-    return lines + speed(best, steps)
-
-
-def speed(row: Row, steps: Steps) -> list[str]:
-    """Lines with the tokens a step, the steps and the time of a row."""
-    work, setup = row.choice.work, row.choice.setup
+        lines.append(f"the least change that fits, to be added to the command line: {best.choice.flags}")
+    work, setup = best.choice.work, best.choice.setup
     tokens = work.tokens_per_micro_step * work.accumulation * setup.processes
-    lines = [
+    lines.append(
         f"{tokens:,} tokens a step at most: {work.rows} rows of {work.tokens} x {work.accumulation} x {setup.processes}"
-    ]
+    )
     lines.append(f"{steps.count:,} steps ({steps.because})" if steps.count else f"steps unknown: {steps.because}")
-    if row.time is None:
-        return [*lines, "time unknown: only the memory of the devices was given"]
-    time = row.time
-    told = f"about {time.step:.3g} s a step, {time.tokens / time.step:,.0f} tokens/s"
-    if steps.count:
-        told += f", {duration(time.step * steps.count)} in all"
-    parts = {"computing": time.compute, "communication": time.communication, "offloading": time.offload}
-    parts["generation"] = time.generation
-    named = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in parts.items() if seconds)
-    return [*lines, f"{told} (an estimate: {named}; {time.mfu:.0%} of the device's data sheet assumed)"]
-
-
-def duration(seconds: float) -> str:
-    """A time as text, in the largest unit of which it has at least two."""
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
+    return lines
 
 
 def as_json(rows: list[Row], best: Row | None, free: Free, cluster: Cluster, steps: Steps) -> dict[str, Any]:
-    """All plans for `--json`, sizes in bytes, times in seconds."""
+    """All plans for `--json`, sizes in bytes."""
     return {
         "device": cluster.device.name,
         "devices": cluster.count,
@@ -124,7 +100,6 @@ def _choice(row: Row, free: Free) -> dict[str, Any]:
         "micro_batch": work.examples,
         "accumulation": work.accumulation,
         "tokens_per_step": work.tokens_per_micro_step * work.accumulation * row.choice.setup.processes,
-        "seconds_per_step": None if row.time is None else row.time.step,
     }
 
 

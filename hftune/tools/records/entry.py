@@ -23,15 +23,9 @@ from hftune.visible import say
 
 
 def preview(argv: list[str]) -> None:
-    """Samples and counts of what a script would train on; with --as-served, whether servers ask so."""
-    own = [word for word in argv if word.replace("_", "-") == "--as-served"]
-    argv = [word for word in argv if word not in own]
+    """Samples and counts of what a script would train on."""
     encoder, arguments = _encoder(argv, "preview")
     data_args, training_args = arguments.data, arguments.training
-    if own:
-        from hftune.tools.records.as_served import check_served
-
-        return check_served(encoder, data_args)
     from hftune.data.preview import preview as show
     from hftune.data.splits import load_splits
 

@@ -105,20 +105,22 @@ def _is_adapter(folder: str) -> bool:
 
 def _adapter_problems(adapters: dict[str, str]) -> Iterator[UserError]:
     for name, folder in adapters.items():
+        config = read_lora_config(folder, "--adapter")
+        found = {
+            "lies upon other adapters, and vLLM lays one only": len(whole_chain([folder])) > 1,
+            "has added tokens, which vLLM's adapters cannot have": recorded_growth(manifest_of(folder)) is not None,
+            "is DoRA, which vLLM's adapters cannot be": config.use_dora,
+            # vLLM passes over the patterns without a word.
+            "has several ranks or scales, and vLLM reads one": config.rank_pattern or config.alpha_pattern,
+        }
         fix = f"hftune merge --peft_model_path {folder}, and serve the merged folder"
-        place = f"--backend vllm, {name}"
-        if len(whole_chain([folder])) > 1:
-            yield ArgumentError(f"{folder} lies upon other adapters, and vLLM lays one only", place=place, fix=fix)
-        if recorded_growth(manifest_of(folder)) is not None:
-            yield ArgumentError(f"{folder} has added tokens, which vLLM's adapters cannot have", place=place, fix=fix)
-        if read_lora_config(folder, "--adapter").use_dora:
-            yield ArgumentError(f"{folder} is DoRA, which vLLM's adapters cannot be", place=place, fix=fix)
+        for cause in (cause for cause, holds in found.items() if holds):
+            yield ArgumentError(f"{folder} {cause}", place=f"--backend vllm, {name}", fix=fix)
 
 
 def _rank(folder: str) -> int:
     """The next of the ranks that vLLM knows."""
-    config = read_lora_config(folder, "--adapter")
-    rank = max([config.r, *(config.rank_pattern or {}).values()])
+    rank = read_lora_config(folder, "--adapter").r
     return next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank)
 
 

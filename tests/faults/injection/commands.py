@@ -16,7 +16,7 @@ from tests.unit.checkpoints.zero_files import write as write_zero
 from tests.unit.merging.models import make_adapter
 
 RESULTS = (
-    *("merge", "export vllm", "export gguf", "export ollama", "export vllm-lora"),
+    *("merge", "export vllm", "export gguf", "export ollama"),
     *("consolidate", "tokenize", "score", "teach", "evaluate", "sample", "data check"),
 )
 PAGES = ("report", "export hub --card_only", "ask")
@@ -84,10 +84,6 @@ def _results(model: Path, data: Path, folder: Path) -> dict[str, Command]:
         "export gguf": Command(["hftune", "export", "gguf", *of, *quick, *converter], earlier=["--outtype", "f16"]),
         "export ollama": Command(
             ["hftune", "export", "ollama", *of, *quick, *converter], earlier=["--system", "Be brief."]
-        ),
-        "export vllm-lora": Command(
-            ["hftune", "export", "vllm-lora", "--model_name_or_path", adapter, *quick],
-            earlier=["--model_name_or_path", other],
         ),
         "consolidate": Command(
             ["hftune", "consolidate", "--checkpoint", checkpoint, *_OUT], earlier=["--checkpoint", checkpoint_before]

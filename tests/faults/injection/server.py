@@ -26,7 +26,7 @@ from tests.forks import fork, fork_and_wait, import_everything
 from tests.warm import ROOT
 
 MODULES = (
-    *("cli", "merging.merge", "merging.peft_model", "tools.export.run", "tools.export.adapter"),
+    *("cli", "merging.merge", "merging.peft_model", "tools.export.run"),
     *("tools.pipeline.command", "tools.reporting.page", "tools.asking", "tools.scoring"),
     *("tools.teaching.run", "tools.evaluating.run", "tools.sampling"),
     *("tools.checking.run", "tools.schema.entry", "tools.init.folder"),

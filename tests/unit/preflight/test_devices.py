@@ -9,7 +9,7 @@ import torch
 
 from hftune.preflight.devices import DEVICES, GIB, known_gpu
 from hftune.preflight.estimating.planner import CONTEXT
-from hftune.tools.planning.timing import cluster_here
+from hftune.tools.planning.cluster import cluster_here
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ from hftune.errors import ArgumentError
 from hftune.preflight.devices import DEVICES
 from hftune.preflight.memory import GIB
 from hftune.tools.planning import command
+from hftune.tools.planning.cluster import cluster_of, steps_of
 from hftune.tools.planning.command import take_own
-from hftune.tools.planning.report import duration
-from hftune.tools.planning.timing import cluster_of, steps_of
 
 pytestmark = pytest.mark.long
 
@@ -73,10 +72,8 @@ def test_full_training_on_one_large_gpu(ask: Ask) -> None:
     assert parts["weights"] == 4 * 1_235_814_400 and parts["optimizer"] == 8 * 1_235_814_400
     assert asked["verdict"] == "fits" and asked["traced"] and found["steps"] == 9
     assert asked["tokens_per_step"] == 4 * 2048
-    # 8,192 tokens x 1.24B x 8 (three passes and a recomputed one) at 40 % of 989 TFLOPS, and attention: 0.2 s.
-    assert 0.2 < asked["seconds_per_step"] < 0.3
-    kept = choice(found, "--activation_checkpointing none")
-    assert kept["peak"] > asked["peak"] and kept["seconds_per_step"] < asked["seconds_per_step"]
+    assert choice(found, "--activation_checkpointing none")["peak"] > asked["peak"]
+    assert found["cheapest"] == asked
     assert choice(found, "--use_peft")["peak"] < asked["peak"]
     assert choice(found, "--qlora")["parts"]["weights"] < choice(found, "--use_peft")["parts"]["weights"]
 
@@ -88,6 +85,9 @@ def test_a_small_gpu_needs_another_way(ask: Ask) -> None:
     cheapest = found["cheapest"]
     assert cheapest["fits"] and cheapest["flags"] != "as asked"
     assert cheapest["micro_batch"] * cheapest["accumulation"] == 4  # the same global batch
+    # The least change: what alone fits is not proposed with more.
+    alone = [one["flags"] for one in found["choices"] if one["fits"]]
+    assert not [flags for flags in alone if flags in cheapest["flags"] and flags != cheapest["flags"]]
 
 
 @pytest.mark.usefixtures("by_formula")
@@ -116,9 +116,7 @@ def test_dpo_has_a_reference_and_two_rows_a_pair(ask: Ask) -> None:
 @pytest.mark.usefixtures("by_formula")
 def test_rl_draws_completions(ask: Ask) -> None:
     found = ask("rl", "--gpus", "H100", "--use_peft", "--max_prompt_length", "256", "--max_completion_length", "128")
-    asked = choice(found)
-    assert asked["tokens_per_step"] == 8 * (256 + 128)
-    assert asked["seconds_per_step"] > 0
+    assert choice(found)["tokens_per_step"] == 8 * (256 + 128)
 
 
 @pytest.mark.usefixtures("by_formula")
@@ -137,9 +135,8 @@ def test_a_table_with_flags_to_type(model: Path, capsys: pytest.CaptureFixture[s
     dispatch(["plan", "sft", "--model_name_or_path", str(model), "--gpus", "2x24GiB", "--max_length", "1024"])
     shown = capsys.readouterr().out
     assert "as asked" in shown and "--deepspeed zero3_offload" in shown and "too much" in shown
-    assert "cheapest that fits, to be added to the command line: " in shown
+    assert "the least change that fits, to be added to the command line: " in shown
     assert "steps unknown: no data were named" in shown
-    assert "time unknown: only the memory of the devices was given" in shown
     assert ranks.planned_world() is None and ranks.world_size() == 1
 
 
@@ -191,12 +188,3 @@ def test_steps(tmp_path: Path) -> None:
     assert "only the lines of .jsonl" in steps_of(data, sft, 16).because
     *_, few = parse_arguments("sft", [*flags, "--max_steps", "5"])
     assert steps_of(data, few, 16).count == 5
-
-
-def test_durations() -> None:
-    assert [duration(seconds) for seconds in (50, 300, 9000, 300000)] == [
-        "50 seconds",
-        "5.0 minutes",
-        "2.5 hours",
-        "3.5 days",
-    ]

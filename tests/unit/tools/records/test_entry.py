@@ -40,12 +40,10 @@ def test_preview(tiny_model: Path, data: Path, capsys: pytest.CaptureFixture[str
     assert "an epoch: 20 rows, 3 steps of 8" in shown
 
 
-def test_preview_as_served(tiny_model: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--model_name_or_path", str(tiny_model), "--train_file_dir", str(data), "--preview", "2"]
-    dispatch(["preview", "run_sft.py", *flags, "--as-served"])
-    lines = capsys.readouterr().out.strip().splitlines()
-    assert lines[0].startswith(f"{data}:1: turn 1 of 1, behind ") and lines[0].endswith("tokens: as served")
-    assert len(lines) == 3 and lines[2] == "20 as served"
+def test_preview_as_served_was_removed() -> None:
+    with pytest.raises(ArgumentError, match="was removed") as refused:
+        dispatch(["preview", "run_sft.py", "--as-served"])
+    assert "hftune serve" in refused.value.fix
 
 
 def test_a_stage_that_is_based_on_another_previews_its_records(

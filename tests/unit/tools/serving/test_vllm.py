@@ -68,10 +68,15 @@ def test_adapters_that_vllm_cannot_lay_over_a_base(folders: dict[str, Path], tmp
     with pytest.raises(ArgumentError, match=r"lies upon other adapters(.|\n)*hftune merge"):
         vllm_server(ServeArguments(model=str(folders["base"])), "base", {"chain": str(tmp_path)}, 81, tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
     (tmp_path / "hftune.json").unlink()
-    with pytest.raises(ArgumentError, match="is DoRA"):
-        vllm_server(ServeArguments(model=str(folders["base"])), "base", {"dora": str(tmp_path)}, 81, tmp_path)
+    for changed, said in (
+        ({"use_dora": True}, "is DoRA"),
+        ({"alpha_pattern": {"q_proj": 2}}, "several ranks or scales"),
+        ({"rank_pattern": {"q_proj": 2}}, "several ranks or scales"),
+    ):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config | changed))
+        with pytest.raises(ArgumentError, match=said):
+            vllm_server(ServeArguments(model=str(folders["base"])), "base", {"one": str(tmp_path)}, 81, tmp_path)
 
 
 def test_a_stand_in_is_started_and_its_end_is_told(

@@ -67,14 +67,21 @@ def hftune(*words: str, **values: str) -> int:
 def show(folder: Path) -> None:
     """The tables that say most: stages, rewards and answers."""
     from hftune.tools.reporting.stages import ASKED, UNTRAINED, read_stages
-    from hftune.tools.reporting.tables import answer_sections, capabilities, stages_section
+    from hftune.tools.reporting.tables import (
+        answer_cards,
+        capabilities,
+        render_cards,
+        reward_section,
+        stages_section,
+    )
 
     stages = read_stages(folder)
-    trained = [stage.summary for stage in stages if stage.manifest["stage"] not in UNTRAINED]
+    trained = [stage.overview for stage in stages if stage.manifest["stage"] not in UNTRAINED]
     measured = capabilities([stage.evaluation for stage in stages if stage.evaluation])
     answers = next(stage.answers for stage in stages if stage.manifest["stage"] == ASKED)
-    for section in (stages_section(trained), *([measured] if measured else []), *answer_sections(answers, shown=3)):
+    for section in filter(None, (stages_section(trained), measured, reward_section(answers))):
         print(f"\n{section.render()}")
+    print(f"\n{render_cards(answer_cards(answers)[:3])}")
 
 
 def write_docs(folder: Path, seconds: float | None) -> None:

@@ -12,7 +12,7 @@ hftune launch deepspeed|torchrun|python ...      a command under its launcher, q
 hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resumes after anything
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
-hftune watch FOLDER [--once]      how the runs of a folder do: steps, curves, time left, last answers
+hftune watch FOLDER [--once]      how the runs of a folder do: steps, curves, time left
 hftune board [FOLDER ...]      a local page in the browser: live curves, samples, comparison
 hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the same questions to several models
 hftune serve outputs/sft-merged [--adapter NAME=FOLDER]      a server as OpenAI's, for what was trained
@@ -82,7 +82,7 @@ COMMANDS = {
     "pipeline": Command("hftune.tools.pipeline.command:main"),
     "lineage": Command("hftune.tools.reporting.lineage:main"),
     "report": Command("hftune.tools.reporting.page:main"),
-    "watch": Command("hftune.tools.watching.entry:watch"),
+    "watch": Command("hftune.tools.watching:watch"),
     "board": Command("hftune.tools.board.app:board"),
     "schema": Command("hftune.tools.schema.entry:schema"),
     "completion": Command("hftune.cli:completion"),

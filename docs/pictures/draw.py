@@ -264,9 +264,11 @@ def demo() -> str:
     rewards = {model: float(value) for model, value in cells(page, "### Reward of the answers")[1:]}
     answers: dict[tuple[str, str], str] = {}
     question = ""
-    for asked, model, answer in cells(page, "### Answers")[1:]:
-        question = asked or question
-        answers[model, question] = answer.replace("<br>", " ")
+    for line in page.partition("\n### Answers\n")[2].partition("\n### ")[0].splitlines():
+        if line.startswith("- asked: "):
+            question = line.removeprefix("- asked: ")
+        elif said := re.fullmatch(r"  - (\S+)(?: \([^)]*\))?: (.*)", line):
+            answers[said[1], question] = said[2].replace("<br>", " ")
     seconds = sum(float(row[6]) for row in cells(page, "## Stages")[1:])
     machine = re.search(r" on (\d+ CPU cores)", page)
     assert machine, "docs/demo.md says on how many CPU cores it was written"

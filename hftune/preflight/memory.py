@@ -283,7 +283,14 @@ def _trained(model: nn.Module) -> int:
 
 def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments) -> Setup:
     """How a run keeps its model, from its arguments and DeepSpeed config."""
-    config = training_args.ds_resolved
+    return setup_under(training_args.ds_resolved, model_args, adapter_args, training_args)
+
+
+def setup_under(
+    config: DsConfig | None, model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Setup:
+    """How it would keep it under another config, or with another adapter."""
+    stage = ds_config.zero_stage(config)
     dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
     offloads = {what: ds_config.offload_device(config, what) for what in ("optimizer", "param")}
     # Without DeepSpeed autocast computes in 16 bit, and the weights stay what they were loaded as.
@@ -291,7 +298,7 @@ def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, traini
     taught = bool(getattr(training_args, "teachers", None))
     count_teachers = on_demand("hftune.preflight.teachers:teacher_bytes") if taught else None
     return Setup(
-        zero_stage=training_args.zero_stage,
+        zero_stage=stage,
         deepspeed=config is not None,
         processes=ranks.world_size(),
         local_processes=ranks.local_world_size(),
@@ -299,7 +306,7 @@ def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, traini
         half=half,
         weight_bytes=float(dtype.itemsize),
         packed_bytes=packed_bytes(adapter_args) if adapter_args.quantised else None,
-        adapter_bytes=adapter_bytes(adapter_args, half=half, zero_stage=training_args.zero_stage),
+        adapter_bytes=adapter_bytes(adapter_args, half=half, zero_stage=stage),
         # `prepare_model_for_kbit_training` (peft 0.21) casts what is not quantised to float32.
         spare_bytes=4.0 if adapter_args.quantised and not half else None,
         # DeepSpeed halves the states with bf16_optimizer_states.

@@ -30,7 +30,7 @@ from hftune.logging import get_logger, notice
 from hftune.publishing.folder import published_file
 from hftune.publishing.places import FILE, check_place
 from hftune.tools.reporting.stages import ANSWERS, ASKED
-from hftune.tools.reporting.tables import answer_sections
+from hftune.tools.reporting.tables import answer_cards, render_cards, reward_section
 from hftune.visible import say, whole
 
 # Of questions that are padded to one length and answered together, with their answers; the KV cache grows with them.
@@ -65,7 +65,8 @@ def ask(args: AskArguments, argv: list[str]) -> dict[str, Any]:
         found["rewards"] = _rewards(prompts, said, args)
     if args.output_dir:
         _write(Path(args.output_dir), found, args, argv, began)
-    say("\n\n".join(section.render() for section in answer_sections(found, shown=len(prompts))))
+    rewards = reward_section(found)
+    say("\n\n".join([*([rewards.render()] if rewards else []), render_cards(answer_cards(found))]))
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.digests import digest
-from hftune.tools.reporting.lineage import trace
+from hftune.tools.reporting.lineage import all_faults, trace
 
 STAGES = {
     "pt": "pt: {{train_file_dir: {data}/pt, block_size: 32, max_steps: 6}}",
@@ -58,7 +58,7 @@ def test_a_killed_pipeline_comes_to_the_same(
         assert checkpoint_fault(checkpoint) is None
     logs = "".join(log.read_text(errors="replace") for log in (tmp_path / "harmed" / "logs").iterdir())
     assert "is skipped:" not in logs, "something half written was taken for a checkpoint"
-    assert trace(tmp_path / "harmed" / f"{stages[-1]}-merged").all_faults() == []
+    assert all_faults(trace(tmp_path / "harmed" / f"{stages[-1]}-merged")) == []
 
 
 def write_pipeline(folder: Path, model: Path, data: Path, stages: tuple[str, ...]) -> Path:

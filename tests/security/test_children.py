@@ -154,7 +154,7 @@ def _is_apart(command: list[str], env: dict[str, str]) -> bool:
 
 def test_what_hftune_starts_runs_apart(started: list[Any], tmp_path: Path) -> None:
     """The pipeline's checks and the doctor's trials."""
-    for start in (lambda: checking.check_apart(tmp_path), lambda: [*libraries.check_loading([])]):
+    for start in (lambda: checking.check_apart(tmp_path), lambda: [*libraries.check_loading(["packaging"])]):
         started.clear()
         start()
         assert started and all(_is_apart(*one) for one in started)

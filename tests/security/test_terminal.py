@@ -33,7 +33,7 @@ from hftune.tools.pipeline.runner import Screen
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import steps_of
 from hftune.tools.reporting.progress import Moment
-from hftune.tools.reporting.tables import answer_sections
+from hftune.tools.reporting.tables import answer_cards, render_cards, reward_section
 from hftune.visible import as_json, say
 from tests.conftest import tiny_tokenizer
 
@@ -151,7 +151,9 @@ def test_lineage_answers_and_the_doctor(tmp_path: Path, capsys: pytest.CaptureFi
             dispatch(words)
     found = {"questions": [ATTACK], "answers": {f"m{ATTACK}": [f"a {ATTACK}"]}, "max_new_tokens": ATTACK}
     found |= {"rewards": {f"m{ATTACK}": [1.0]}, "reward_model": f"rm{ATTACK}"}
-    say("\n\n".join(section.render() for section in answer_sections(found)))
+    rewards = reward_section(found)
+    assert rewards is not None
+    say(rewards.render() + render_cards(answer_cards(found)))
     say(render([Finding("GPU", ATTACK, fix=ATTACK)]))
     say(to_json([Finding("GPU", ATTACK, fix=ATTACK)]))
     assert harmless(capsys.readouterr().out)

@@ -53,7 +53,7 @@ WORKERS = {
     "score": "hftune.tools.scoring:score",
     "serve": "hftune.tools.serving.run:serve",
     "teach": "hftune.tools.teaching.run:teach",
-    "watch": "hftune.tools.watching.entry:Path",
+    "watch": "hftune.tools.watching:Path",
 }
 """Subcommand -> what its entry calls once the command line is parsed: there a test stops."""
 OWN_FLAGS = {"plan": {"gpus", "nodes", "json"}}

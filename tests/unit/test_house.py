@@ -32,7 +32,7 @@ FLOORS = [
     {"tools"},
     {"cli"},
 ]
-ASKED_BY_TOOLS = {"listening", "pipeline", "reporting", "schema", "watching", "words"}
+ASKED_BY_TOOLS = {"listening", "pipeline", "reporting", "schema", "words"}
 """Tools that other tools may ask: a server; keys of a pipeline; pages and tables; what a file takes; what running
 stages write; flags."""
 FILES = sorted((ROOT / "hftune").rglob("*.py"))

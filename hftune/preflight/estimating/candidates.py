@@ -10,7 +10,7 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.recomputation import Recomputation
 from hftune.distributed import ds_config
 from hftune.preflight.estimating.planner import Choice, Planner
-from hftune.preflight.memory import Setup, adapter_bytes, packed_bytes, state_bytes
+from hftune.preflight.memory import setup_under
 
 STAGES = ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 """Names of `ds_configs/`."""
@@ -64,25 +64,7 @@ def staged(planner: Planner, choice: Choice, name: str) -> Choice:
     """The choice under a config of `ds_configs/`."""
     # Its path, not its name: a file of that name in the working folder would come first.
     config = ds_config.read_ds_config(str(ds_config.CONFIGS / f"{name}.json"))
-    half = bool(planner.training_args.bf16 or planner.training_args.fp16)
-    stage = ds_config.zero_stage(config)
-    setup = replace(
-        choice.setup,
-        deepspeed=True,
-        zero_stage=stage,
-        half=half,
-        adapter_bytes=adapter_bytes(choice.adapter, half=half, zero_stage=stage),
-        # peft makes a quantised base's norms, embeddings and head float32; DeepSpeed casts them back where it computes
-        # in 16 bit.
-        spare_bytes=4.0 if choice.adapter.quantised and not half else None,
-        offload_optimizer=ds_config.offload_device(config, "optimizer") is not None,
-        offload_weights=ds_config.offload_device(config, "param") is not None,
-        # None of `STAGES` offloads to NVMe or sets `bf16_master_weights_and_grads`: what the asked config said of these
-        # does not carry over.
-        on_disk=False,
-        state_bytes=state_bytes(planner.training_args),
-        copy_bytes=4.0,
-    )
+    setup = setup_under(config, planner.model_args, choice.adapter, planner.training_args)
     return _changed(choice, f"--deepspeed {name}", setup=setup, deepspeed=config)
 
 
@@ -98,14 +80,7 @@ def with_adapter(planner: Planner, choice: Choice, *, quantised: bool) -> Choice
     """The choice with LoRA, or with LoRA on a 4-bit base."""
     # `replace`, so that rank and target modules given on the command line are planned with.
     adapter: AdapterArguments = replace(planner.adapter_args, use_peft=True, qlora=quantised)
-    setup: Setup = replace(
-        choice.setup,
-        # A base that is frozen loads in the compute dtype, where full training loads float32.
-        weight_bytes=float(planner.loaded_dtype(adapter).itemsize),
-        packed_bytes=packed_bytes(adapter) if quantised else None,
-        adapter_bytes=adapter_bytes(adapter, half=choice.setup.half, zero_stage=choice.setup.zero_stage),
-        spare_bytes=4.0 if quantised and not choice.setup.half else None,
-    )
+    setup = setup_under(choice.deepspeed, planner.model_args, adapter, planner.training_args)
     return _changed(choice, "--qlora" if quantised else "--use_peft", adapter=adapter, setup=setup)
 
 

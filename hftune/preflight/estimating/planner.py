@@ -17,7 +17,6 @@ from hftune.distributed.ds_config import DsConfig
 from hftune.distributed.ranks import Mesh
 from hftune.errors import ArgumentError
 from hftune.models.adapters.freezing import plan_freezing
-from hftune.models.loading.build import weight_dtype
 from hftune.models.structure import checkpointed_layers, experts_per_token
 from hftune.preflight.estimating.parts import (
     PARTS,
@@ -211,10 +210,6 @@ class Planner:
     def numerics(self, choice: Choice) -> Numerics:
         """The dtypes of a choice."""
         return numerics_of(self.model_args, choice.adapter, self.training_args, choice.setup)
-
-    def loaded_dtype(self, adapter_args: AdapterArguments) -> torch.dtype:
-        """The dtype of weights as they are loaded."""
-        return weight_dtype(self.model_args, self.training_args, trains_all=not adapter_args.use_peft)
 
     @cached_property
     def largest(self) -> Largest:

@@ -214,6 +214,5 @@ def numerics_of(
     # DeepSpeed casts the whole model, an adapter and a base's norms included, to the dtype it computes in.
     if setup.deepspeed and half is not None:
         return Numerics(half, half if quantised else None, half, adapter_float32=False, autocast=None)
-    # Under ZeRO-3 an adapter has the base's dtype, or could not be gathered with it.
-    in_float32 = adapter_args.use_peft and (quantised or setup.zero_stage != 3)
+    in_float32 = setup.adapter_bytes is not None
     return Numerics(dtype, dtype if quantised else None, torch.float32, in_float32, autocast=half)

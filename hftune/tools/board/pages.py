@@ -14,12 +14,12 @@ from markupsafe import Markup
 from hftune.errors import ManifestError
 from hftune.opening.files import MIB
 from hftune.tools.reporting.page import CSS as REPORT
-from hftune.tools.reporting.page import as_html, environment, html_charts, html_details, html_origin, part
+from hftune.tools.reporting.page import as_html, environment, part
 from hftune.tools.reporting.progress import with_speed
+from hftune.tools.reporting.runs import FINISHED, RUNNING, Runs, Watched
 from hftune.tools.reporting.stages import SHAPES, Points, Stage, curves_of, read_texts
 from hftune.tools.reporting.svg import chart
 from hftune.tools.reporting.tables import Section
-from hftune.tools.watching.runs import FINISHED, RUNNING, Runs, Watched, last_words
 from hftune.visible import html
 
 CSS = (
@@ -99,12 +99,12 @@ class Pages:
             first="../",
             again=one.state == RUNNING,
             run=one,
-            origin=_read(lambda: html_origin(stage)),
-            charts=html_charts(_curves(one)),
+            origin=_read(lambda: part("origin", stage)),
+            charts=part("figures", _curves(one)),
             saved=one.checkpoints()[-12:],
-            words=last_words(one.folder, one.top, 20) if quiet else ("", []),
+            words=one.last_words(20) if quiet else ("", []),
             # A link may lead out of the folder: nothing behind it is read.
-            details="" if one.fault else _read(lambda: html_details(_with_texts(stage))),
+            details="" if one.fault else _read(lambda: part("details", _with_texts(stage))),
         )
 
     def compare(self, asked: Sequence[str]) -> str:
@@ -120,7 +120,7 @@ class Pages:
                     over.setdefault(name, {other.name: ([], []) for other in runs})[one.name] = points
         tables = _read(lambda: as_html("").join(part("table", one) for one in _differences(runs) if one.rows))
         again = any(one.run.state == RUNNING for one in runs)
-        return _page("compared", again=again, runs=runs, charts=html_charts(over), tables=tables)
+        return _page("compared", again=again, runs=runs, charts=part("figures", over), tables=tables)
 
     def _read(self) -> list[Watched]:
         return self._runs.read()[::-1]

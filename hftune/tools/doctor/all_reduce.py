@@ -1,18 +1,19 @@
 """One of the processes that `launching` starts: joins the others, adds up a tensor with them, measures how fast.
 
-deepspeed --num_gpus N --module hftune.tools.doctor.all_reduce RESULT.json
+deepspeed --num_gpus N --module hftune.tools.doctor.all_reduce
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from hftune.tools.doctor.launching import MET
+from hftune.visible import say
 
 SIZE = 64 * 2**20
 """Bytes that are added up."""
@@ -20,8 +21,8 @@ SIZE = 64 * 2**20
 ROUNDS = 3
 
 
-def main(result: Path) -> None:
-    """Rank 0 writes the result; every process checks its sum.
+def main() -> None:
+    """Rank 0 prints the result; every process checks its sum.
 
     The rate counts what a ring sends: 2 (n - 1) / n of the bytes for each process.
     """
@@ -40,7 +41,7 @@ def main(result: Path) -> None:
     if rank == 0:
         sent = 2 * (size - 1) / size * SIZE
         about = {"processes": size, "backend": dist.get_backend(), "bytes": SIZE, "bytes_per_second": sent / fastest}
-        result.write_text(json.dumps(about), encoding="utf-8")
+        say(f"\n{MET}{json.dumps(about)}", flush=True)
     dist.destroy_process_group()
 
 
@@ -56,5 +57,4 @@ def _seconds(numbers: torch.Tensor) -> float:
 
 
 if __name__ == "__main__":
-    # The launcher puts `--local_rank=N` among the arguments.
-    main(Path(next(word for word in reversed(sys.argv) if word.endswith(".json"))))
+    main()

@@ -50,7 +50,7 @@ def examine(folders: list[str], *, quick: bool, train: bool = False) -> Iterator
     yield libraries.check_python(platform.python_version(), python)
     yield from libraries.check_requirements(requires)
     yield from libraries.check_optional()
-    # Both import heavy packages, in processes of their own: seconds each.
+    # Heavy packages are imported, in processes of their own: seconds each.
     if not quick:
         yield from libraries.check_loading(libraries.LOADED)
         yield from libraries.check_symbols()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from hftune import child_processes
 from hftune.tools.doctor.findings import FINE, WRONG, Finding
 from hftune.tools.doctor.machine import LAUNCHED
 
 TOPIC = "launch"
+MET = "hftune doctor: "
+"""What the line of rank 0 begins with."""
 PATIENCE = 180.0
 """Seconds until processes that have not met are given up: starting takes ten."""
 
@@ -39,30 +40,29 @@ def run_all_reduce(command: list[str], processes: int, patience: float = PATIENC
     """Run the command and return what its processes found, or why they did not reach each other."""
     # Left over from another launcher, each process would take the same rank from them.
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
-    with tempfile.TemporaryDirectory() as folder:
-        # Through a file: the launcher mixes what all processes print with lines of its own.
-        result = Path(folder) / "met.json"
-        with child_processes.start(
-            [*command, str(result)],
-            env=environment,
-            stdout=child_processes.PIPE,
-            stderr=child_processes.STDOUT,
-            text=True,
-            # A process group of its own: killing it below ends the launcher and all that it has started.
-            start_new_session=True,
-        ) as process:
-            try:
-                output, _ = process.communicate(timeout=patience)
-            except child_processes.TimeoutExpired:
-                # SIGKILL, to all of them: the launcher handles SIGTERM itself, and what hangs must not be waited for.
-                os.killpg(process.pid, 9)
-                output, _ = process.communicate()
-                output += f"\nnothing within {patience:g} s"
-        said = json.loads(result.read_text()) if result.is_file() else None
-    if said is None or process.returncode:
+    with child_processes.start(
+        command,
+        env=environment,
+        stdout=child_processes.PIPE,
+        stderr=child_processes.STDOUT,
+        text=True,
+        # A process group of its own: killing it below ends the launcher and all that it has started.
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=patience)
+        except child_processes.TimeoutExpired:
+            # SIGKILL, to all of them: the launcher handles SIGTERM itself, and what hangs must not be waited for.
+            os.killpg(process.pid, 9)
+            output, _ = process.communicate()
+            output += f"\nnothing within {patience:g} s"
+    # The launcher mixes what all processes print with lines of its own.
+    met = re.search(f"^{MET}(.*)$", output, re.MULTILINE)
+    if met is None or process.returncode:
         last = [line for line in output.splitlines() if line.strip()][-1:] or ["it said nothing"]
         fix = next((fix for sign, fix in HINTS.items() if sign in output), "set NCCL_DEBUG=INFO and try again")
         return Finding(TOPIC, f"{processes} processes did not meet: {last[0][:200]}", WRONG, fix)
+    said = json.loads(met[1])
     if said["processes"] == 1:
         return Finding(TOPIC, f"a process of DeepSpeed's launcher started, with {said['backend']}", FINE)
     rate = f"{said['bytes'] / 2**20:.0f} MiB all-reduced at {said['bytes_per_second'] / 1e9:.1f} GB/s"

@@ -32,29 +32,9 @@ OPTIONAL = {
 LOADED = ("deepspeed", "bitsandbytes", "torchao", "liger_kernel", "flash_attn")
 """Packages with compiled parts, which may be installed and yet not load."""
 
-# Run by `python -c`. Every line is flushed: what was said before a crash is kept. BaseException: a package may call
-# `sys.exit` when it is imported.
-LOAD = """
-import sys
-from hftune.distributed.launch import prepare_environment
-prepare_environment()
-import importlib
-for name in sys.argv[1:]:
-    try:
-        importlib.import_module(name)
-        print(name, "loads", flush=True)
-    except BaseException as error:
-        print(name, "fails:", type(error).__name__, " ".join(str(error).split())[:200], flush=True)
-"""
-
-
-# In a process of its own as well: it imports every library, and one of them may be broken.
-CHECK_SYMBOLS = """
-from hftune.distributed.launch import prepare_environment
-prepare_environment()
-from hftune.compat.checking import main
-main()
-"""
+# Run by `python -c`, in processes of their own: one of the libraries may be broken, and end Python.
+PREPARE = "from hftune.distributed.launch import prepare_environment; prepare_environment()\n"
+CHECK_SYMBOLS = "from hftune.compat.checking import main; main()"
 
 
 def installed(name: str) -> str | None:
@@ -119,35 +99,36 @@ def check_optional(version_of: Callable[[str], str | None] = installed) -> Itera
 
 
 def check_loading(names: Iterable[str]) -> Iterator[Finding]:
-    """Whether these packages can be imported; tried in a child process, since one of them may crash Python."""
+    """Whether these packages can be imported, each in a process of its own."""
+    loaded = []
     # Distributions are spelt with a hyphen where modules have an underscore.
-    there = [name for name in names if installed(name.replace("_", "-"))]
-    done = child_processes.run(child_processes.python("-c", LOAD, *there), capture_output=True)
-    said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.split(" ")[0] in there)
-    loaded = [name for name in there if said.get(name) == "loads"]
+    for name in (name for name in names if installed(name.replace("_", "-"))):
+        done, said = _run(f"import {name}")
+        if done.returncode == 0:
+            loaded.append(name)
+            continue
+        # Flags of their own use the others; but what ends Python when it is imported ends whatever looks for it.
+        level = WRONG if name == "deepspeed" or done.returncode < 0 else NOTE
+        yield Finding(TOPIC, f"{name} does not load: {said}", level, f"reinstall or remove {name}")
     if loaded:
         yield Finding(TOPIC, f"these load: {', '.join(loaded)}")
-    for name in there:
-        if name not in said:
-            # The first that said nothing is the one that crashed; those after it were never tried.
-            yield Finding(TOPIC, f"importing {name} ends Python (exit {done.returncode})", WRONG, f"reinstall {name}")
-            return
-        if name not in loaded:
-            # Only flags of their own use the others.
-            needed = name == "deepspeed"
-            yield Finding(TOPIC, f"{name} {said[name]}", WRONG if needed else NOTE, f"reinstall or remove {name}")
+
+
+def _run(code: str) -> tuple[child_processes.CompletedProcess[str], str]:
+    """A Python process with this code, which has ended, and its last words."""
+    done = child_processes.run(child_processes.python("-c", PREPARE + code), capture_output=True)
+    return done, (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:200]
 
 
 def check_symbols() -> Iterator[Finding]:
     """Whether the private parts of libraries that hftune uses or replaces are as it expects."""
-    done = child_processes.run(child_processes.python("-c", CHECK_SYMBOLS), capture_output=True)
+    done, said = _run(CHECK_SYMBOLS)
     lines = done.stdout.splitlines()
     changed = [line.removeprefix(CHANGED) for line in lines if line.startswith(CHANGED)]
     number = next((line.removesuffix(LOOKED_AT) for line in lines if line.endswith(LOOKED_AT)), None)
     fix = "install the versions that hftune was made for; without them, leave that feature out"
     yield from (Finding(TOPIC, problem, WRONG, fix) for problem in changed)
     if number is None:
-        said = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:200]
         yield Finding(TOPIC, f"looking at private parts of libraries failed: {said}", WRONG, "reinstall what it names")
     elif not changed:
         yield Finding(TOPIC, f"all {number} private parts of libraries that hftune uses are as it expects")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,65 +25,15 @@ from hftune.visible import as_json, say
 from hftune.weight_files import fingerprint
 
 _METRICS = ("train_loss", "eval_loss", "eval_perplexity", "eval_accuracy", "eval_token_accuracy", "eval_reward")
+_COUNTS = ("files", "rows", "used", "dropped", "truncated", "tokens", "trained_tokens", "fingerprint")
 
+Origin = dict[str, Any]
+"""A model or adapter in the chain, as `--json` prints it.
 
-@dataclass
-class Origin:
-    """A model or adapter in the chain.
-
-    Args:
-        name: Its folder, or a Hub name.
-        role: What the one below it used it as: base, adapter, reward model, ...; empty for the model asked about.
-        manifest: Empty where hftune did not make it.
-        faults: What no longer is as it was when it was used.
-        parents: What it was made from.
-    """
-
-    name: str
-    role: str
-    manifest: Manifest
-    faults: list[str] = field(default_factory=list)
-    parents: list[Origin] = field(default_factory=list)
-
-    def walk(self, without: Container[str] = ()) -> Iterator[Origin]:
-        """All origins, parents before what was made from them, each folder once; no parents of roles `without`."""
-        seen: set[str] = set()
-
-        def behind(origin: Origin) -> Iterator[Origin]:
-            if origin.name not in seen:
-                seen.add(origin.name)
-                for parent in origin.parents:
-                    if parent.role not in without:
-                        yield from behind(parent)
-                yield origin
-
-        return behind(self)
-
-    def all_faults(self) -> list[str]:
-        """The faults of all origins and of all uses of them, each once."""
-        uses = [use for origin in self.walk() for use in (origin, *origin.parents)]
-        return list(dict.fromkeys(fault for use in uses for fault in use.faults))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The origin and its parents as plain values for JSON."""
-        return {
-            "name": self.name,
-            "role": self.role,
-            "stage": self.manifest.get("stage"),
-            "status": self.manifest.get("status"),
-            "kind": self.manifest.get("kind"),
-            "hftune": self.manifest.get("hftune"),
-            "trained_on": trained_on(self.manifest),
-            "settings": settings(self.manifest),
-            "metrics": metrics(self.manifest),
-            "verified": self.manifest.get("verified"),
-            "before_resuming": [
-                {"until_step": leg.get("until_step"), "trained_on": trained_on(leg), "changed": leg.get("changed")}
-                for leg in self.manifest.get(HISTORY) or []
-            ],
-            "faults": self.faults,
-            "parents": [parent.to_dict() for parent in self.parents],
-        }
+`name` is its folder or Hub name; `role`, what the one below it used it as (empty for the model asked about); `faults`,
+what no longer is as it was when it was used; `parents`, origins that it was made from. `stage` and what follows from
+the manifest are None or empty where hftune did not make it.
+"""
 
 
 def trace(folder: str | Path) -> Origin:
@@ -93,37 +42,70 @@ def trace(folder: str | Path) -> Origin:
     Raises:
         ManifestError: The folder is not there, or hftune did not make it.
     """
-    manifest = read_manifest(folder)
-    if manifest is None:
+    if read_manifest(folder) is None:
         raise ManifestError(
             f"{folder} has no hftune.json" if Path(folder).is_dir() else f"there is no folder {folder}",
             place=str(folder),
             fix="give an output folder of a stage or a merge",
         )
-    return _trace(str(folder), "", {}, ())
+    return _trace(str(folder), "", None, {}, ())
 
 
-def _trace(name: str, role: str, known: dict[str, Origin], within: tuple[str, ...]) -> Origin:
+def _trace(name: str, role: str, expected: str | None, known: dict[str, Origin], within: tuple[str, ...]) -> Origin:
     """A folder with everything that it was made from; each folder is read once."""
-    if name in known:
-        # A copy: role and weights that have changed belong to this use of the folder, not to the folder.
-        found = known[name]
-        return Origin(name, role, found.manifest, list(found.faults), found.parents)
+    if name not in known:
+        known[name] = _origin(name, known, within)
+    # A copy: role and weights that have changed belong to this use of the folder, not to the folder.
+    return known[name] | {"role": role, "faults": [*known[name]["faults"], *_other_weights(name, expected)]}
+
+
+def _origin(name: str, known: dict[str, Origin], within: tuple[str, ...]) -> Origin:
     manifest = read_manifest(name) or {}
     with written_by_hftune(name, "the manifest or the files"):
-        origin = Origin(name, role, manifest, list(_own_faults(name, manifest)))
-        # Whoever shows or counts it must find what it reads.
-        origin.to_dict(), [*_details(origin)]
+        origin = _about(name, manifest)
+        # Whoever shows it must find what it reads.
+        list(_details(origin))
         parents = [(from_here(parent, name, manifest), what, then) for parent, what, then in parents_of(manifest)]
     if name in within:  # a folder that was replaced by what was made from it
-        origin.faults.append("it was made from itself: the folder has been used again")
+        origin["faults"].append("it was made from itself: the folder has been used again")
         return origin
-    for parent, what, expected in parents:
-        traced = _trace(parent, what, known, (*within, name))
-        traced.faults += _other_weights(parent, expected)
-        origin.parents.append(traced)
-    known[name] = origin
+    origin["parents"] = [_trace(parent, role, then, known, (*within, name)) for parent, role, then in parents]
     return origin
+
+
+def _about(name: str, manifest: Manifest) -> Origin:
+    """What a manifest says of a folder."""
+    found = manifest.get("metrics") or {}
+    origin = {key: manifest.get(key) for key in ("stage", "merged_stage", "status", "kind", "hftune", "verified")}
+    before = [
+        {"until_step": leg.get("until_step"), "trained_on": trained_on(leg), "changed": leg.get("changed")}
+        | {"same_records": same_records(leg, manifest)}
+        for leg in manifest.get(HISTORY) or []
+    ]
+    return origin | {
+        "name": name,
+        "trained_on": trained_on(manifest),
+        "settings": settings(manifest),
+        "metrics": {key: found[key] for key in _METRICS if isinstance(found.get(key), int | float)},
+        "before_resuming": before,
+        "faults": list(_own_faults(name, manifest)),
+        "parents": [],
+    }
+
+
+def walk(origin: Origin, without: Collection[str] = ()) -> list[Origin]:
+    """All origins, parents before what was made from them, each folder once; no parents of roles `without`."""
+    found: dict[str, Origin] = {}
+    for parent in origin["parents"]:
+        if parent["role"] not in without:
+            found |= {one["name"]: one for one in walk(parent, without) if one["name"] not in found}
+    return [*found.values(), *([origin] if origin["name"] not in found else [])]
+
+
+def all_faults(origin: Origin) -> list[str]:
+    """The faults of all origins and of all uses of them, each once."""
+    uses = [use for one in walk(origin) for use in (one, *one["parents"])]
+    return list(dict.fromkeys(fault for use in uses for fault in use["faults"]))
 
 
 def parents_of(manifest: Manifest) -> Iterator[tuple[str, str, str | None]]:
@@ -172,22 +154,8 @@ def _own_faults(name: str, manifest: Manifest) -> Iterator[str]:
 
 def trained_on(manifest: Manifest) -> list[dict[str, Any]]:
     """The records of a stage: files, counts and fingerprint of each split."""
-    return [
-        {
-            "split": split,
-            **{
-                name: about.get(name)
-                for name in ("files", "rows", "used", "dropped", "truncated", "tokens", "trained_tokens", "fingerprint")
-            },
-        }
-        for split, about in (manifest.get("data") or {}).items()
-    ]
-
-
-def metrics(manifest: Manifest) -> dict[str, float]:
-    """The metrics of the run that a line has room for."""
-    found = manifest.get("metrics") or {}
-    return {name: found[name] for name in _METRICS if isinstance(found.get(name), int | float)}
+    splits = (manifest.get("data") or {}).items()
+    return [{"split": split} | {name: about.get(name) for name in _COUNTS} for split, about in splits]
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
@@ -195,61 +163,46 @@ def metrics(manifest: Manifest) -> dict[str, float]:
 
 def draw(origin: Origin) -> str:
     """The chain as a tree, the model asked about at the root, and below it what all of it was trained on."""
-    lines = [*_tree(origin, "", "", "", set()), "", *_summary(origin)]
-    return "\n".join(lines)
+    return "\n".join([*_tree(origin, "", "", set()), "", *_summary(origin)])
 
 
-def _tree(origin: Origin, first: str, rest: str, role: str, shown: set[str]) -> Iterator[str]:
+def _tree(origin: Origin, first: str, rest: str, shown: set[str]) -> Iterator[str]:
     # A folder that several came from is drawn with its parents once.
-    known = origin.name in shown and bool(origin.manifest)
-    shown.add(origin.name)
-    yield f"{first}{role}{origin.name}{'  (see above)' if known else _what(origin.manifest)}"
-    parents = [] if known else origin.parents
-    details = [f"! {fault}" for fault in origin.faults] if known else _details(origin)
-    for detail in details:
+    known = origin["name"] in shown and bool(origin["stage"])
+    shown.add(origin["name"])
+    role = f"{origin['role']}: " if origin["role"] else ""
+    yield f"{first}{role}{origin['name']}{'  (see above)' if known else _what(origin)}"
+    parents = [] if known else origin["parents"]
+    for detail in [f"! {fault}" for fault in origin["faults"]] if known else _details(origin):
         yield f"{rest}{'│ ' if parents else '  '}  {detail}"
     for number, parent in enumerate(parents, start=1):
-        last = number == len(parents)
-        branch, below = ("└─ ", "   ") if last else ("├─ ", "│  ")
-        yield from _tree(parent, rest + branch, rest + below, f"{parent.role}: ", shown)
+        branch, below = ("└─ ", "   ") if number == len(parents) else ("├─ ", "│  ")
+        yield from _tree(parent, rest + branch, rest + below, shown)
 
 
-def _what(manifest: Manifest) -> str:
-    if not manifest:
+def _what(origin: Origin) -> str:
+    if not origin["stage"]:
         return "  (not made by hftune)"
-    stage = manifest.get("stage")
-    if stage == "merge":
-        return f"  [{manifest.get('merged_stage') or 'adapter'} merged]"
-    return f"  [{stage}, {manifest.get('kind')}]"
+    if origin["stage"] == "merge":
+        return f"  [{origin['merged_stage'] or 'adapter'} merged]"
+    return f"  [{origin['stage']}, {origin['kind']}]"
 
 
 def _details(origin: Origin) -> Iterator[str]:
-    manifest = origin.manifest
-    for split in trained_on(manifest):
-        yield _records(split)
-    for leg in manifest.get(HISTORY) or []:
-        yield from (f"until step {leg.get('until_step')}: {line}" for line in _other_leg(leg, manifest))
-    shown = [f"{name} {value}" for name, value in settings(manifest).items()]
-    if shown:
-        yield ", ".join(shown)
-    found = [f"{name} {value:.4g}" for name, value in metrics(manifest).items()]
-    if found:
-        yield ", ".join(found)
-    verified = manifest.get("verified")
-    if verified and verified.get("largest") is not None:
-        yield f"verified: differs from base + adapter by {verified['largest']:.1e} at most"
-    for fault in origin.faults:
-        yield f"! {fault}"
-
-
-def _other_leg(leg: Manifest, manifest: Manifest) -> Iterator[str]:
-    """What was otherwise before a run was resumed: its records, and the settings that a line shows."""
-    if not same_records(leg, manifest):
-        yield from (_records(split) for split in trained_on(leg) if split["split"] == "train")
-    changed = leg.get("changed") or {}
-    other = [f"{name} {changed[name][0]} (then {changed[name][1]})" for name in SETTINGS if name in changed]
-    if other:
-        yield ", ".join(other)
+    yield from map(_records, origin["trained_on"])
+    for leg in origin["before_resuming"]:
+        until = f"until step {leg['until_step']}: "
+        if not leg["same_records"]:
+            yield from (until + _records(split) for split in leg["trained_on"] if split["split"] == "train")
+        changed = leg["changed"] or {}
+        other = [f"{name} {changed[name][0]} (then {changed[name][1]})" for name in SETTINGS if name in changed]
+        yield from (until + ", ".join(other),) if other else ()
+    shown = [f"{name} {value}" for name, value in origin["settings"].items()]
+    found = [f"{name} {value:.4g}" for name, value in origin["metrics"].items()]
+    yield from (", ".join(words) for words in (shown, found) if words)
+    if origin["verified"] and origin["verified"].get("largest") is not None:
+        yield f"verified: differs from base + adapter by {origin['verified']['largest']:.1e} at most"
+    yield from (f"! {fault}" for fault in origin["faults"])
 
 
 def _records(split: dict[str, Any]) -> str:
@@ -265,16 +218,16 @@ def _records(split: dict[str, Any]) -> str:
 def _summary(origin: Origin) -> Iterator[str]:
     """The records of the stages whose weights are in the model, and whether all of it still holds."""
     # Reward models are none of them: the weights never saw their records.
-    members = [member for member in origin.walk(without=("reward model", "asked")) if trained_on(member.manifest)]
+    members = [member for member in walk(origin, without=("reward model", "asked")) if member["trained_on"]]
     if members:
-        yield f"{origin.name} was trained on:"
+        yield f"{origin['name']} was trained on:"
     for member in members:
-        legs = [leg for leg in member.manifest.get(HISTORY) or [] if not same_records(leg, member.manifest)]
-        for split in (split for leg in (*legs, member.manifest) for split in trained_on(leg)):
+        legs = [leg for leg in member["before_resuming"] if not leg["same_records"]]
+        for split in (split for leg in (*legs, member) for split in leg["trained_on"]):
             if split["split"] == "train":
                 files = ", ".join(split["files"] or ["generated records"])
-                yield f"  {member.manifest['stage']:<4} {files}: {split.get('used') or 0:,} records"
-    faults = origin.all_faults()
+                yield f"  {member['stage']:<4} {files}: {split.get('used') or 0:,} records"
+    faults = all_faults(origin)
     yield "all fingerprints hold" if not faults else f"{len(faults)} thing(s) no longer hold (marked !)"
 
 
@@ -288,6 +241,6 @@ def main(argv: list[str]) -> None:
     if len(folders) != 1:
         raise ArgumentError("`hftune lineage` needs one folder", fix="hftune lineage outputs/sft-merged [--json]")
     origin = trace(folders[0])
-    say(as_json(origin.to_dict(), indent=2) if "--json" in given else draw(origin))
-    if origin.all_faults():
+    say(as_json(origin, indent=2) if "--json" in given else draw(origin))
+    if all_faults(origin):
         raise SystemExit(1)

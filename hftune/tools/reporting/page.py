@@ -29,12 +29,10 @@ from hftune.tools.reporting.tables import (
     SHOWN,
     Section,
     answer_cards,
-    answer_sections,
     capabilities,
-    capability_charts,
     completion_cards,
-    completion_section,
     format_cell,
+    render_cards,
     reward_section,
     stages_section,
 )
@@ -62,7 +60,11 @@ def write_pages(folder: str | Path) -> tuple[Path, Path]:
     folder = Path(folder)
     written = folder / f"{NAME}.html", folder / f"{NAME}.md"
     with written_by_hftune(folder):
-        stages, evaluations = _apart(_asked_first(read_stages(folder)))
+        # The stages with answers of `hftune ask` first: most readers open the page for them.
+        found = sorted(read_stages(folder), key=lambda stage: stage.manifest.get("stage") != ASKED)
+        # What evaluations have found is one table of all stages.
+        stages = [stage for stage in found if stage.manifest.get("stage") != EVALUATED]
+        evaluations = [stage.evaluation for stage in found if stage not in stages and stage.evaluation]
         path = " → ".join(_title(stage) for stage in stages if _trained(stage)) or "merge"
         title = f"{folder.resolve().name}: {path}"
         # Both are made before one is written: an error leaves the old pair as it is.
@@ -72,14 +74,6 @@ def write_pages(folder: str | Path) -> tuple[Path, Path]:
     return written
 
 
-def _apart(stages: Sequence[Stage]) -> tuple[list[Stage], list[Mapping[str, Any]]]:
-    """The stages, and what evaluations have found: one table says it of all stages."""
-    evaluated = [stage for stage in stages if stage.manifest.get("stage") == EVALUATED]
-    return [stage for stage in stages if stage not in evaluated], [
-        one.evaluation for one in evaluated if one.evaluation
-    ]
-
-
 def _trained(stage: Stage) -> bool:
     return stage.manifest.get("stage") not in UNTRAINED
 
@@ -87,12 +81,6 @@ def _trained(stage: Stage) -> bool:
 def _title(stage: Stage) -> str:
     said = stage.manifest.get("stage") != "merge" or stage.name.endswith("-merged")
     return stage.name if said else f"{stage.name} (merged)"
-
-
-def _asked_first(stages: Sequence[Stage]) -> list[Stage]:
-    """The stages with answers of `hftune ask` first: most readers open the page for them."""
-    # Sorting is stable: the others keep their order.
-    return sorted(stages, key=lambda stage: stage.manifest.get("stage") != ASKED)
 
 
 # --- what both show ---
@@ -128,13 +116,6 @@ def _records(split: dict[str, Any]) -> tuple[object, ...]:
     return (split["split"], *counts, split.get("trained_tokens") or None, files)
 
 
-def _answers(stage: Stage) -> Iterator[Section]:
-    """Tables of what models answered: before and after training, and during RL."""
-    yield from answer_sections(stage.answers)
-    if stage.completions:
-        yield completion_section(stage.completions)
-
-
 # --- HTML: parts of pages, which the board and `hftune data check` show as well ---
 
 
@@ -145,6 +126,10 @@ def environment() -> Environment:
     made = Environment(autoescape=True, finalize=_safe, trim_blocks=True, loader=FileSystemLoader([here, here.parent]))
     # Text goes in as it is; only numbers are formatted as in Markdown, whose escapes mean nothing here.
     made.globals.update(cell=lambda value: value if isinstance(value, str) else format_cell(value), clock=clock)
+    # Functions, not attributes: of an attribute that raises, Jinja makes nothing at all.
+    made.globals.update(origin_of=origin_of, command_of=lambda stage: stage.command, sections=sections, chart=chart)
+    made.globals.update(reward_section=reward_section, answer_cards=answer_cards, completion_cards=completion_cards)
+    made.globals.update(SHOWN=SHOWN)
     return made
 
 
@@ -158,7 +143,7 @@ def as_html(text: str) -> Markup:
 
 
 def part(name: str, *given: Any) -> Markup:
-    """A part of a page: `table` of a `Section`, and the other macros of parts.html."""
+    """A macro of parts.html: `table` of a `Section`, `figures` of curves, `origin` and `details` of a `Stage`."""
     return as_html(getattr(environment().get_template("parts.html").module, name)(*given))
 
 
@@ -167,45 +152,20 @@ def html_page(title: str, **parts: Any) -> str:
     return environment().get_template("report.html").render(title=title, css=as_html(CSS), **parts)
 
 
+def origin_of(stage: Stage) -> tuple[str, list[str]] | None:
+    """The base, and of a distillation the teachers, that a stage was made from; None where that is not known."""
+    base = (stage.manifest.get("base") or {}).get("name")
+    return (str(base), [str(one["name"]) for one in stage.manifest.get("teachers") or []]) if base else None
+
+
 def _html_report(title: str, stages: Sequence[Stage], evaluations: Sequence[Mapping[str, Any]]) -> str:
     trained = [stage.overview for stage in stages if _trained(stage)]
     return html_page(
         title,
         overview=stages_section(trained) if trained else None,
         capabilities=capabilities(evaluations),
-        pictures=capability_charts(evaluations),
-        stages=[(_title(stage), stage.manifest.get("status"), html_stage(stage, stage.curves)) for stage in stages],
+        stages=[(_title(stage), stage) for stage in stages],
     )
-
-
-def html_origin(stage: Stage) -> Markup:
-    """What the stage was made from; empty where that is not known."""
-    base = (stage.manifest.get("base") or {}).get("name")
-    return part("origin", base, _teachers(stage)) if base else as_html("")
-
-
-def html_charts(curves: Mapping[str, Mapping[str, Points]]) -> Markup:
-    """A figure for each title."""
-    return part("figures", {title: chart(found, title) for title, found in curves.items()})
-
-
-def html_details(stage: Stage) -> Markup:
-    """Everything of a stage but its curves: tables, samples, answers, notices and the command."""
-    notices = [str(notice) for notice in stage.manifest.get("notices") or []]
-    cards = answer_cards(stage.answers), SHOWN, stage.answers.get("max_new_tokens"), completion_cards(stage.completions)
-    return part(
-        "details", list(sections(stage)), stage.samples, reward_section(stage.answers), *cards, notices, stage.command
-    )
-
-
-def html_stage(stage: Stage, curves: Mapping[str, Mapping[str, Points]]) -> Markup:
-    """All of a stage."""
-    return html_origin(stage) + html_charts(curves) + html_details(stage)
-
-
-def _teachers(stage: Stage) -> list[str]:
-    """Of a distillation, the models that it learnt from."""
-    return [str(teacher["name"]) for teacher in stage.manifest.get("teachers") or []]
 
 
 # --- Markdown ---
@@ -214,25 +174,32 @@ def _teachers(stage: Stage) -> list[str]:
 def markdown_page(title: str, stages: Sequence[Stage], evaluations: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page as Markdown; a curve is a line of blocks with its first, lowest, highest and last value."""
     trained = [stage.overview for stage in stages if _trained(stage)]
-    parts = [f"# {markdown(title)}", *([stages_section(trained).render()] if trained else [])]
     measured = capabilities(evaluations)
+    parts = [f"# {markdown(title)}", *([stages_section(trained).render()] if trained else [])]
     parts += [measured.render()] if measured else []
     for stage in stages:
-        parts.append(f"## {markdown(_title(stage))}")
-        base = (stage.manifest.get("base") or {}).get("name")
-        taught = "".join(f", taught by {code(name)}" for name in _teachers(stage))
-        parts += [f"From {code(base)}{taught}, {markdown(stage.manifest.get('status'))}."] if base else []
-        if stage.curves:
-            # Sections are headings of the second level, and here they stand below one.
-            parts.append(_curves(stage).render().replace("## ", "### ", 1))
-        found = [*sections(stage), *_answers(stage)]
-        parts += [section.render().replace("## ", "### ", 1) for section in found]
-        if stage.samples:
-            parts.append("### What was trained\n\nText between « and » is trained; the rest is context.")
-            parts += [_fenced("".join(f"«{t}»" if b else t for t, b in sample)) for sample in stage.samples]
-        if stage.command:
-            parts.append(f"### Command\n\n{_fenced(stage.command)}")
+        parts += [f"## {markdown(_title(stage))}", *_markdown(stage)]
     return "\n\n".join(parts) + "\n"
+
+
+def _markdown(stage: Stage) -> Iterator[str]:
+    if origin := origin_of(stage):
+        taught = "".join(f", taught by {code(name)}" for name in origin[1])
+        yield f"From {code(origin[0])}{taught}, {markdown(stage.manifest.get('status'))}."
+    rewards = reward_section(stage.answers)
+    found = [*([_curves(stage)] if stage.curves else []), *sections(stage), *([rewards] if rewards else [])]
+    # Sections are headings of the second level, and here they stand below one.
+    yield from (section.render().replace("## ", "### ", 1) for section in found)
+    if cards := answer_cards(stage.answers):
+        left = f"The first {SHOWN} of {len(cards)} questions; all are in answers.json.\n\n" if cards[SHOWN:] else ""
+        yield f"### Answers\n\n{left}{render_cards(cards[:SHOWN])}"
+    if sampled := completion_cards(stage.completions):
+        yield f"### Answers in the course of training\n\n{render_cards(sampled)}"
+    if stage.samples:
+        yield "### What was trained\n\nText between « and » is trained; the rest is context."
+        yield from (_fenced("".join(f"«{t}»" if b else t for t, b in sample)) for sample in stage.samples)
+    if stage.command:
+        yield f"### Command\n\n{_fenced(stage.command)}"
 
 
 def _curves(stage: Stage) -> Section:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,6 @@ _MOST = 4000
 """Lines that are kept: of more, every other one goes."""
 _AT_ONCE = 64 * MIB
 _LONGEST = 64 << 10
-_LARGEST = 2.0**64  # digests of batches are below, as are tokens, seconds since the epoch and FLOPs a second
 _WINDOW = 20
 
 
@@ -152,26 +151,13 @@ def _line(raw: bytes) -> Line | None:
     """The numbers of a line; None where it is none of a run's."""
     if len(raw) > _LONGEST:
         return None
-    found: Line = {}
-    with suppress(ManifestError):
-        found = dict(_numbers(parse_json(raw, PROGRESS, finite=False)))
-    if not all(math.isfinite(found.get(name, math.nan)) for name in ("step", "time")):
-        return None
-    # Steps are whole numbers, which `int` must be able to make of these.
-    for name in ("step", "max_steps"):
-        value = found.get(name, 0)
-        found[name] = int(value) if 0 <= value <= _LARGEST else 0
-    return found
-
-
-def _numbers(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in found.items():
-        if name == "began":
-            yield name, bool(value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            # What no curve can show counts as infinite: differences of such numbers are no floats.
-            # Of each line the same text, not one of its own.
-            yield sys.intern(name), value if not abs(value) > _LARGEST else math.copysign(math.inf, value)
+    with suppress(ManifestError, ArithmeticError, LookupError, ValueError):
+        read = parse_json(raw, PROGRESS, finite=False)
+        # Of each line the same text, not one of its own.
+        found = {sys.intern(name): value for name, value in read.items() if isinstance(value, int | float)}
+        if math.isfinite(found["time"]):
+            return found | {"step": int(found["step"]), "max_steps": int(found.get("max_steps", 0))}
+    return None
 
 
 def _halved(lines: list[Line]) -> list[Line]:

@@ -68,36 +68,23 @@ def overview(name: str, manifest: Mapping[str, Any], logged: Sequence[Mapping[st
     The speed is over the time spent in training (`train_seconds`) where that is known, not over loading and saving.
     """
     steps, losses = series(logged, "loss")
+    runtime = (manifest.get("metrics") or {}).get("train_runtime")
+    sources = ({"steps": steps[-1] if steps else None, "train_runtime": runtime}, manifest)
+    found = {key: value for source in sources for key, value in source.items() if _number(value) is not None}
+    wall = found.get("wall_seconds", found.get("train_runtime"))
     # That of the last start alone, where a run was resumed.
-    runtime = _number((manifest.get("metrics") or {}).get("train_runtime"))
-    wall_seconds = _first(_number(manifest.get("wall_seconds")), runtime)
-    tokens = _number(manifest.get("trained_tokens"))
-    seconds = _first(_number(manifest.get("train_seconds")), runtime, wall_seconds)
+    seconds = found.get("train_seconds", found.get("train_runtime", wall))
+    tokens = found.get("trained_tokens")
     speed = tokens / seconds if tokens is not None and seconds else None
-    done = _first(_number(manifest.get("steps")), steps[-1] if steps else None)
-    first = losses[0] if losses else None
-    return name, done, first, _mean_of_the_end(losses), tokens, speed, wall_seconds
-
-
-def _mean_of_the_end(values: Sequence[float]) -> float | None:
-    if not values:
-        return None
     # Rounded up: a short run has at least one value at its end.
-    end = values[-math.ceil(len(values) / 10) :]
-    return sum(end) / len(end)
+    end = losses[-math.ceil(len(losses) / 10) :]
+    return name, found.get("steps"), *(losses[:1] or [None]), sum(end) / len(end) if end else None, tokens, speed, wall
 
 
 def _number(value: Any) -> float | None:
     """The value where it is a number; None for anything else, True and False included."""
     # In Python a bool is an int.
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value
-
-
-def _first(*values: float | None) -> float | None:
-    """The first value that is known."""
-    return next((value for value in values if value is not None), None)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 ANSWERS, COMPLETIONS = "answers.json", "completions.jsonl"
@@ -165,7 +152,7 @@ class Stage:
 
 
 def read_stages(folder: str | Path) -> list[Stage]:
-    """All stages and merges at or below a folder, in the order in which they were made from each other.
+    """All stages and merges at or below a folder, in the order in which they were finished.
 
     Raises:
         ManifestError: There are none.
@@ -182,7 +169,7 @@ def read_stages(folder: str | Path) -> list[Stage]:
         )
     if len(found) == MOST_RUNS:
         say(f"{folder}: only the first {MOST_RUNS} runs are shown; give a folder with fewer")
-    return _in_order([_read(place, folder) for place in found])
+    return [_read(place, folder) for place in sorted(found, key=lambda place: (place / MANIFEST_NAME).stat().st_mtime)]
 
 
 def run_folders(top: Path) -> Iterator[Path]:
@@ -238,33 +225,6 @@ def read_texts(stage: Stage, limit: int = LARGE) -> None:
     stage.answers = _json(folder / ANSWERS, limit) or {}
     stage.evaluation = _json(folder / RESULTS, limit) or {}
     stage.completions = _first_and_last(_lines(folder / COMPLETIONS, limit))
-
-
-def _in_order(stages: list[Stage]) -> list[Stage]:
-    """The stages, parents first; those that do not build on each other by the time of their manifests."""
-    waiting = sorted(stages, key=lambda stage: (stage.folder / MANIFEST_NAME).stat().st_mtime)
-    places = {stage.folder.resolve() for stage in stages}
-    done: list[Stage] = []
-    made: set[Path] = set()
-    while waiting:
-        # The oldest one where none is ready: folders that were made from each other in a circle.
-        ready = next((s for s in waiting if all(p in made for p in _parents(s) & places)), waiting[0])
-        waiting.remove(ready)
-        done.append(ready)
-        made.add(ready.folder.resolve())
-    return done
-
-
-def _parents(stage: Stage) -> set[Path]:
-    named = [parent.get("folder") for parent in stage.manifest.get("parents") or []]
-    named += [(stage.manifest.get("base") or {}).get("name")]
-    return {place for name in named if name for place in _places(name)} - {stage.folder.resolve()}
-
-
-def _places(name: Any) -> Iterator[Path]:
-    """The folder that a manifest names; none where the text cannot be a path (zero bytes, halves of characters)."""
-    with suppress(ValueError, OSError, RuntimeError):
-        yield Path(str(name)).resolve()
 
 
 def _lines(file: Path, limit: int = LARGE) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from hftune.opening.json_file import LARGE, read_json
 from hftune.tools.reporting.stages import OVERVIEW, RESULTS
-from hftune.tools.reporting.svg import chart
 from hftune.visible import markdown
 
 WIDEST_PADDING = 60
@@ -127,27 +126,48 @@ def labels(names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def answer_sections(found: Mapping[str, Any], shown: int = SHOWN) -> Iterator[Section]:
-    """Tables of what `answers.json` holds: mean rewards where there are any, then the first questions.
+def answer_cards(found: Mapping[str, Any]) -> list[Card]:
+    """A card a question of `answers.json`, with every model's answer and its reward.
 
     Raises:
-        ValueError: A model has more answers than there are questions, or fewer.
+        ValueError: A model has more answers than there are questions, or fewer: the file was edited, or is another's.
     """
-    questions, answers = found.get("questions") or [], found.get("answers") or {}
-    # The file may have been edited or come from elsewhere: tables below count on equal lengths.
+    questions, answers, rewards = (found.get(name) or {} for name in ("questions", "answers", "rewards"))
     for model, given in answers.items():
         if len(given) != len(questions):
             raise ValueError(f"{model} has {len(given)} answers to {len(questions)} questions")
-    rewards = reward_section(found)
-    if rewards is not None:
-        yield rewards
-    rows = [
-        (question if number == 0 else "", label, answers[model][place])
-        for place, question in enumerate(questions[:shown])
-        for number, (label, model) in enumerate(zip(labels(list(answers)), answers, strict=True))
+    names = dict(zip(answers, labels(list(answers)), strict=True))
+    return [
+        (question, [(names[model], _reward(rewards, model, number), answers[model][number]) for model in answers])
+        for number, question in enumerate(questions)
     ]
-    if rows:
-        yield Section("Answers", ("question", "model", "answer"), rows, _note(found, shown))
+
+
+def _reward(rewards: Mapping[str, Sequence[float | None]], model: str, number: int) -> str:
+    value: Any = rewards[model][number] if model in rewards else None
+    return "" if value is None else f"reward {value:.3g}" if isinstance(value, int | float) else f"reward {value}"
+
+
+def completion_cards(lines: Sequence[Mapping[str, Any]]) -> list[Card]:
+    """A card a prompt, with the answers that RL sampled for it."""
+    by_prompt: dict[str, list[Said]] = {}
+    for line in lines:
+        entry = (f"step {line['step']}", rewards_of(line.get("rewards")), said(line.get("completion")))
+        by_prompt.setdefault(said(line.get("prompt")), []).append(entry)
+    return list(by_prompt.items())
+
+
+def render_cards(cards: Sequence[Card]) -> str:
+    """Cards as a list of Markdown that also reads well in a terminal: three columns of long texts fit none."""
+    return "\n".join(line for card in cards for line in _lines(card))
+
+
+def _lines(card: Card) -> Iterator[str]:
+    question, answers = card
+    # A word of ours comes first: a text that begins with `#` would be a heading.
+    yield f"- asked: {markdown(question)}"
+    for who, note, text in answers:
+        yield f"  - {markdown(who)}{f' ({markdown(note)})' if note else ''}: {markdown(text)}"
 
 
 def reward_section(found: Mapping[str, Any]) -> Section | None:
@@ -169,23 +189,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _note(found: Mapping[str, Any], shown: int) -> str:
-    limit = found.get("max_new_tokens")
-    parts = [f"Greedy, at most {limit} tokens."] if limit else []
-    left = len(found["questions"]) - shown
-    parts += [f"The first {shown} of {left + shown} questions; all are in answers.json."] if left > 0 else []
-    return " ".join(parts)
-
-
-def completion_section(lines: Sequence[Mapping[str, Any]]) -> Section:
-    """A table of samples that RL generated, with their rewards."""
-    rows = [
-        (line["step"], said(line.get("prompt")), said(line.get("completion")), rewards_of(line.get("rewards")))
-        for line in lines
-    ]
-    return Section("Answers in the course of training", ("step", "prompt", "answer", "reward"), rows)
-
-
 def said(value: Any) -> str:
     """A text, or the last turn of a conversation."""
     return str(value[-1].get("content") if isinstance(value, list) and value else value)
@@ -195,33 +198,6 @@ def rewards_of(found: Mapping[str, Any] | None) -> str:
     """Rewards by name as one text: `length 0.5, rm -1.25`."""
     numbers = {name: value for name, value in (found or {}).items() if isinstance(value, int | float)}
     return ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
-
-
-# --- cards of a page, since three columns of long texts do not fit a phone ---
-
-
-def answer_cards(found: Mapping[str, Any]) -> list[Card]:
-    """A card a question, with every model's answer and its reward."""
-    answers, rewards = found.get("answers") or {}, found.get("rewards") or {}
-    names = dict(zip(answers, labels(list(answers)), strict=True))
-    return [
-        (question, [(names[model], _reward(rewards, model, number), answers[model][number]) for model in answers])
-        for number, question in enumerate(found.get("questions") or [])
-    ]
-
-
-def completion_cards(lines: Sequence[Mapping[str, Any]]) -> list[Card]:
-    """A card a prompt, with the answers that were sampled for it."""
-    by_prompt: dict[str, list[Said]] = {}
-    for line in lines:
-        entry = (f"step {line['step']}", rewards_of(line.get("rewards")), said(line.get("completion")))
-        by_prompt.setdefault(said(line.get("prompt")), []).append(entry)
-    return list(by_prompt.items())
-
-
-def _reward(rewards: Mapping[str, Sequence[float | None]], model: str, number: int) -> str:
-    value: Any = rewards[model][number] if model in rewards else None
-    return "" if value is None else f"reward {value:.3g}" if isinstance(value, int | float) else f"reward {value}"
 
 
 _NOTE = "In brackets: 95 % of bootstrap samples of the records."
@@ -267,27 +243,7 @@ def shown(one: Mapping[str, float] | None) -> str | None:
 
 def capabilities(evaluations: Sequence[Mapping[str, Any]]) -> Section | None:
     """A table of the models of several evaluations, each once, in their order; None without one."""
-    models = _models(evaluations)
+    models: dict[str, dict[str, Any]] = {}
+    for model, figures in (entry for evaluation in evaluations for entry in evaluation["models"].items()):
+        models.setdefault(model, {}).update(figures)
     return _table("Capabilities", models, _NOTE) if models else None
-
-
-def capability_charts(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A picture of each task as SVG, by its title: the figure of one model after another, within its interval."""
-    models = _models(evaluations)
-    names = ", ".join(f"{number} {name}" for number, name in enumerate(labels(list(models))))
-    found = {}
-    for task in dict.fromkeys(task for figures in models.values() for task in figures):
-        places = [number for number, figures in enumerate(models.values()) if task in figures]
-        known = [figures[task] for figures in models.values() if task in figures]
-        lines = {"figure": "value", "upper end": "high", "lower end": "low"}
-        curves = {label: (places, [float(one[name]) for one in known]) for label, name in lines.items()}
-        found[f"{task} ({names})"] = chart(curves, task)
-    return found
-
-
-def _models(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for evaluation in evaluations:
-        for model, figures in evaluation["models"].items():
-            found.setdefault(model, {}).update(figures)
-    return found

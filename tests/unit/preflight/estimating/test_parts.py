@@ -98,7 +98,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 
 
 @pytest.mark.parametrize(("trained", "weighted", "dtype"), [*product((True, False), (True, False), (F32, BF16))])
-@pytest.mark.parametrize(("tokens", "words"), [(256, 2000), (1024, 32000), (1024, 98304), (4096, 98304)])
+@pytest.mark.parametrize(("tokens", "words"), [(256, 2000), (1024, 98304)])
 def test_as_the_kernel_allocates(tokens: int, words: int, dtype: torch.dtype, trained: bool, weighted: bool) -> None:
     with FakeTensorMode():
         head = torch.nn.Linear(512, words, bias=False, dtype=dtype).requires_grad_(trained)

@@ -27,7 +27,7 @@ from hftune.tools.board import app
 from hftune.tools.board.app import HEADERS, Board, serve
 from hftune.tools.board.pages import number
 from hftune.tools.listening import bound
-from tests.unit.tools.watching.files import log_line, write_run
+from tests.unit.tools.reporting.files import log_line, write_run
 
 TOKEN = "token-of-the-test-0123456789"
 HOST = "127.0.0.1:8765"
@@ -83,13 +83,13 @@ def test_nothing_without_the_token(board: Board) -> None:
             assert answer.status == 404 and "sft" not in answer.text, (page, token)
 
 
-@pytest.mark.parametrize("host", ["evil.invalid", "evil.invalid:8765", "", "127.0.0.1.evil.invalid", "[::1", "0.0.0.0"])
+@pytest.mark.parametrize("host", ["evil.invalid:8765", "", "127.0.0.1.evil.invalid", "[::1"])
 def test_asked_for_by_another_name(board: Board, host: str) -> None:
     answer = ask(board, "", host=host)
     assert answer.status == 403 and "sft" not in answer.text
 
 
-@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1", "[::1]:8765", "LOCALHOST"])
+@pytest.mark.parametrize("host", ["localhost:9000", "[::1]:8765"])
 def test_through_a_tunnel_it_may_have_another_port(board: Board, host: str) -> None:
     assert ask(board, "", host=host).status == 200
 
@@ -131,7 +131,7 @@ def test_the_policy_lets_the_pages_own_style_in_and_nothing_else(board: Board) -
 # --- what is read -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["../../secret", "..%2f..%2fsecret", "/etc/passwd", "secret", "."])
+@pytest.mark.parametrize("path", ["../../secret", "..%2f..%2fsecret", "/etc/passwd"])
 def test_no_path_is_taken_from_an_address(board: Board, outputs: Path, path: str) -> None:
     write_run(outputs.parent / "secret", 5)
     (outputs / "link").symlink_to(outputs.parent / "secret")
@@ -261,27 +261,17 @@ def test_nothing_that_runs_say_becomes_part_of_a_page(tmp_path: Path) -> None:
     assert "{0}" in ask(board, pages[1]).text
 
 
-WRONG = [
-    {"base": "text"},
-    {"base": {"name": ["x"]}, "parents": "x"},
-    {"parents": [1]},
-    {"arguments": []},
-    {"arguments": {"training": 1, "adapter": "x"}},
-    {"metrics": [1]},
-    {"data": "x"},
-    {"data": {"train": 1}},
-    {"notices": 5},
-    {"command": 5},
-    {"command": [1, None]},
-    {"teachers": [1]},
-    {"verified": 5},
-    {"inputs": 3},
-    {"status": ["x"]},
-    {"stage": {"x": 1}},
-]
-
-
-@pytest.mark.parametrize("wrong", WRONG, ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"base": "text"},
+        {"arguments": {"training": 1}},
+        {"data": {"train": 1}},
+        {"command": [1, None]},
+        {"status": ["x"]},
+    ],
+    ids=str,
+)
 def test_manifests_of_another_shape(board: Board, outputs: Path, wrong: dict) -> None:
     write_run(outputs / "sft", 10, **wrong)
     for page in ("", f"run/{place(board, 'sft')}", f"compare?run={place(board, 'sft')}&run={place(board, 'pt')}"):
@@ -289,8 +279,14 @@ def test_manifests_of_another_shape(board: Board, outputs: Path, wrong: dict) ->
         assert answer.status == 200 and ("compare" in page or "step 10/30" in answer.said), answer.said[:500]
 
 
-@pytest.mark.parametrize("name", ["samples.json", "answers.json", "completions.jsonl"])
-@pytest.mark.parametrize("text", ["{", "[1]", '{"questions": 1}', '[["x"]]', "1", '{"step": {}}\n{"step": 1}', "\x00"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("samples.json", text) for text in ("{", '[["x"]]')),
+        *(("answers.json", text) for text in ("[1]", '{"questions": 1}', "\x00")),
+        ("completions.jsonl", '{"step": {}}\n{"step": 1}'),
+    ],
+)
 def test_files_of_another_shape(board: Board, outputs: Path, name: str, text: str) -> None:
     (outputs / "sft" / name).write_text(text)
     answer = ask(board, f"run/{place(board, 'sft')}")

@@ -13,7 +13,7 @@ import pytest
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.errors import ManifestError
-from hftune.tools.reporting.lineage import draw, trace
+from hftune.tools.reporting.lineage import all_faults, draw, trace
 from hftune.tools.reporting.lineage import main as lineage
 from hftune.weight_files import fingerprint
 from tests.unit.tools.pipeline.files import finish, model, steps
@@ -60,9 +60,9 @@ def test_the_legs_of_a_resumed_run_are_shown_and_checked(road: Path) -> None:
     assert "until step 4: learning_rate 0.1 (then 0.2)\n" in text and text.endswith("all fingerprints hold")
     told = text[text.index("was trained on") :]
     assert f"{first}: 3 records" in told and f"{second}: 3 records" in told
-    assert trace(road / "resumed").to_dict()["before_resuming"][0]["until_step"] == 4
+    assert trace(road / "resumed")["before_resuming"][0]["until_step"] == 4
     first.write_text("other")
-    assert any(str(first) in fault for fault in trace(road / "resumed").all_faults())
+    assert any(str(first) in fault for fault in all_faults(trace(road / "resumed")))
     write_manifest(road / "resumed", about | {"history": [before | {"data": about["data"]}]})
     assert draw(trace(road / "resumed")).count(str(second)) == 2, "the same records are shown once"
 
@@ -82,7 +82,7 @@ def test_answers_come_from_the_models_that_were_asked(road: Path) -> None:
 def test_one_altered_byte_anywhere_is_found(road: Path, file: str) -> None:
     (road / file).write_bytes(b"?" + (road / file).read_bytes()[1:])
     origin = trace(road / "out" / "sft-merged")
-    assert len(origin.all_faults()) >= 1 and any(file.split("/")[-2] in fault for fault in origin.all_faults())
+    assert len(all_faults(origin)) >= 1 and any(file.split("/")[-2] in fault for fault in all_faults(origin))
     assert "no longer hold" in draw(origin)
 
 
@@ -96,15 +96,15 @@ def test_a_teacher_is_a_parent(road: Path) -> None:
         {"stage": "distill", "status": COMPLETE, "kind": "full", "base": {"name": base}, "teachers": seen},
     )
     found = trace(road / "student")
-    assert [(parent.role, parent.name) for parent in found.parents] == [
+    assert [(parent["role"], parent["name"]) for parent in found["parents"]] == [
         ("base", base),
         ("teacher", teacher),
         ("teacher", "owner/hub"),
     ]
     assert f"teacher: {teacher}  [" in draw(found)
-    assert found.parents[1].parents and not found.parents[1].faults
+    assert found["parents"][1]["parents"] and not found["parents"][1]["faults"]
     (road / "out" / "sft-merged" / "model.safetensors").write_bytes(b"other")
-    assert any("not those that were used" in fault for fault in trace(road / "student").parents[1].faults)
+    assert any("not those that were used" in fault for fault in trace(road / "student")["parents"][1]["faults"])
 
 
 def test_as_json(road: Path) -> None:
@@ -138,13 +138,13 @@ def test_from_another_folder_than_the_run_was_started_in(tmp_path: Path, monkeyp
     base = {"name": "base", "fingerprint": fingerprint("base")}
     about = {"stage": "sft", "status": COMPLETE, "base": base, "inputs": record_inputs(["--train_file_dir", "a.jsonl"])}
     write_manifest("outputs/sft", about)
-    assert trace("outputs/sft").all_faults() == [] and "base: base" in draw(trace("outputs/sft"))
+    assert all_faults(trace("outputs/sft")) == [] and "base: base" in draw(trace("outputs/sft"))
     for place, folder in ((tmp_path, "work/outputs/sft"), (output, ".")):
         monkeypatch.chdir(place)
-        assert trace(folder).all_faults() == []
+        assert all_faults(trace(folder)) == []
     monkeypatch.chdir(tmp_path)
     (work / "a.jsonl").write_text("b")
-    assert any("work/a.jsonl has other contents" in fault for fault in trace("work/outputs/sft").all_faults())
+    assert any("work/a.jsonl has other contents" in fault for fault in all_faults(trace("work/outputs/sft")))
     work.rename(tmp_path / "moved")
     (tmp_path / "moved" / "a.jsonl").write_text("a")
-    assert trace("moved/outputs/sft").all_faults() == []
+    assert all_faults(trace("moved/outputs/sft")) == []

@@ -12,7 +12,7 @@ import pytest
 from hftune.tools.reporting import progress as reading
 from hftune.tools.reporting.progress import Log, with_speed
 from hftune.tools.reporting.stages import curves_of
-from tests.unit.tools.watching.files import log_line
+from tests.unit.tools.reporting.files import log_line
 
 
 def test_it_is_read_as_it_grows(tmp_path: Path) -> None:
@@ -43,10 +43,9 @@ def test_it_is_read_as_it_grows(tmp_path: Path) -> None:
         "null",
         '{"step": "1", "time": 1}',
         '{"step": 1}',
-        '{"step": true, "time": 1}',
         '{"step": NaN, "time": 1}',
         '{"step": 1, "time": Infinity}',
-        '{"step": 1e400, "time": 1}',
+        '{"step": Infinity, "time": 1}',
         '{"step": 1, "step": 1, "time": 1}',
         "[" * 100_000,
         "\x00" * 100,
@@ -59,18 +58,12 @@ def test_what_is_no_line_is_left_out(tmp_path: Path, text: str) -> None:
     assert found.read() and [line["step"] for line in found.lines] == [5]
 
 
-def test_numbers_that_no_curve_can_show(tmp_path: Path) -> None:
-    odd = {"loss": 10**60, "grad_norm": -1e300, "kl": float("nan"), "text": "\x1b[2J", "flag": True}
-    rows = [json.dumps({"step": -1, "max_steps": 1e30, "time": 1, "tokens": 10**60, **odd})]
-    rows += [json.dumps({"step": 2, "time": 2, "tokens": -(10**60), "loss": 1.0})]
-    (tmp_path / "progress.jsonl").write_text("\n".join(rows) + "\n")
+def test_only_numbers_are_kept(tmp_path: Path) -> None:
+    odd = {"loss": math.inf, "kl": float("nan"), "text": "\x1b[2J", "none": None, "list": [1]}
+    (tmp_path / "progress.jsonl").write_text(json.dumps({"step": 1, "time": 1, **odd}) + "\n")
     found = Log(tmp_path)
-    assert found.read()
-    first = found.lines[0]
-    assert (first["step"], first["max_steps"]) == (0, 0)
-    assert first["loss"] == math.inf and first["grad_norm"] == -math.inf and math.isnan(first["kl"])
-    assert not {"text", "flag"} & {*first}
-    assert curves_of(with_speed(found.lines))["Loss"]["training"] == ([0, 2], [math.inf, 1.0])
+    assert found.read() and {*found.lines[0]} == {"step", "max_steps", "time", "loss", "kl"}
+    assert curves_of(with_speed(found.lines))["Loss"]["training"] == ([1], [math.inf])
 
 
 def test_a_file_that_is_none_is_not_waited_for(tmp_path: Path) -> None:

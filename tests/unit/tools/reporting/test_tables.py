@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hftune.tools.reporting.page import part
-from hftune.tools.reporting.stages import overview, series
+from hftune.tools.reporting.stages import Stage, overview, series
 from hftune.tools.reporting.tables import (
     answer_cards,
-    answer_sections,
-    completion_cards,
     format_cell,
     format_table,
     labels,
+    render_cards,
+    reward_section,
     stages_section,
 )
 
@@ -148,42 +149,32 @@ def test_labels(names: list[str], expected: list[str]) -> None:
     assert labels(names) == expected
 
 
-def test_in_markdown() -> None:
-    (section,) = answer_sections(FOUND)
-    assert section.render() == (
-        "## Answers\n"
-        "\n"
-        "| question | model | answer |\n"
-        "| -------- | ----- | ------ |\n"
-        "| Who?     | base  | me     |\n"
-        "|          | sft   | you    |\n"
-        "| Why?     | base  | a\\|b   |\n"
-        "|          | sft   | \\<b>   |"
+def test_in_a_terminal_and_in_markdown() -> None:
+    assert render_cards(answer_cards(FOUND | REWARDS)) == (
+        "- asked: Who?\n  - base (reward 1): me\n  - sft (reward 2): you\n"
+        "- asked: Why?\n  - base: a\\|b\n  - sft (reward 3): \\<b>"
     )
-    rewards, answers = answer_sections(FOUND | REWARDS | {"max_new_tokens": 8}, shown=1)
-    assert rewards.rows == [("base", 1.0), ("sft", 2.5)] and "2 questions, by rm." in rewards.note
-    assert len(answers.rows) == 2 and answers.note == (
-        "Greedy, at most 8 tokens. The first 1 of 2 questions; all are in answers.json."
-    )
-    assert list(answer_sections({})) == []
+    rewards = reward_section(FOUND | REWARDS)
+    assert rewards and rewards.rows == [("base", 1.0), ("sft", 2.5)] and "2 questions, by rm." in rewards.note
+    assert reward_section(FOUND) is None and answer_cards({}) == []
 
 
 def test_answers_must_fit_the_questions() -> None:
     with pytest.raises(ValueError, match="base has 1 answers to 2 questions"):
-        list(answer_sections({"questions": ["a", "b"], "answers": {"base": ["x"]}}))
+        answer_cards({"questions": ["a", "b"], "answers": {"base": ["x"]}})
 
 
 def test_on_the_page() -> None:
-    page = details(cards=answer_cards(FOUND | REWARDS))
+    page = details(answers=FOUND | REWARDS)
     assert "<p>Who?</p>" in page and "<dt>sft<small>reward 2</small></dt><dd>you</dd>" in page
     assert "<dt>base</dt><dd>a|b</dd>" in page, "an empty answer has no reward"
     assert "<dd>&lt;b&gt;</dd>" in page and "<details>" not in page
     many = {"questions": [f"{n}?" for n in range(9)], "answers": {"base": ["."] * 9}}
-    assert "<summary>3 more questions</summary>" in details(cards=answer_cards(many))
+    assert "<summary>3 more questions</summary>" in details(answers=many)
 
 
-def details(*, cards: Any = (), completions: Any = ()) -> str:
-    return part("details", [], [], None, cards, 6, None, completions, [], "")
+def details(**found: Any) -> str:
+    return part("details", Stage("sft", Path("sft"), {}, **found))
 
 
 def test_completions_of_one_prompt_lie_together() -> None:
@@ -197,6 +188,6 @@ def test_completions_of_one_prompt_lie_together() -> None:
         }
         for step, said, reward in ((1, "so", -0.25), (9, "thus", 1.5))
     ]
-    page = details(completions=completion_cards(lines))
+    page = details(completions=lines)
     assert page.count("<p>How?</p>") == 1
     assert "<dt>step 1<small>rm -0.25</small></dt><dd>so</dd><dt>step 9<small>rm 1.5</small></dt><dd>thus</dd>" in page

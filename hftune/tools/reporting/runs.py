@@ -1,13 +1,16 @@
-"""Runs at and below folders: which there are, how far each is, and what it said last. Nothing outside is read."""
+"""Runs at and below folders, as board and watch follow them: how far each is, and what it said last.
+
+Nothing outside of the folders is read.
+"""
 
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from hftune.checkpoints.manifest import COMPLETE, INTERRUPTED, Manifest, read_manifest
@@ -27,7 +30,6 @@ _PATIENCE = 120.0
 """Seconds without a line after which a run is silent; more where its lines are further apart."""
 _WINDOW = 20
 _TAIL = 64 << 10
-_CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
 
 
 @dataclass
@@ -45,32 +47,25 @@ class Watched:
     log: Log
     manifest: Manifest = field(default_factory=dict)
     fault: str = ""
-    _seen: tuple[int, int] | None = None
-    _damage: str = ""
-    _grew: float | None = None
-    _reads: int = 0
 
     @property
     def name(self) -> str:
         """The folder relative to what was given."""
         return self.folder.name if self.folder == self.top else str(self.folder.relative_to(self.top))
 
-    def read(self) -> bool:
-        """Read what is new; returns whether anything is."""
-        before = self._seen, self.fault
+    def read(self) -> None:
+        """Read what is new."""
+        self.manifest = {}
         self.fault = next((f"{name} is a link out of {self.top}" for name in FILES if self._leads_out(name)), "")
         if self.fault:
             # Forgotten, what was read before the link was put there as well.
-            self.manifest, self._seen, self.log = {}, None, Log(self.folder)
-            return before != (self._seen, self.fault)
-        self._read_manifest()
-        self.fault = self._damage
-        grown = self.log.read()
-        # What was there when following began may be old.
-        if grown and self._reads:
-            self._grew = time.monotonic()
-        self._reads += 1
-        return grown or before != (self._seen, self.fault)
+            self.log = Log(self.folder)
+            return
+        try:
+            self.manifest = read_manifest(self.folder) or {}
+        except (OSError, ManifestError) as error:
+            self.fault = str(error)
+        self.log.read()
 
     def _leads_out(self, name: str) -> bool:
         file = self.folder / name
@@ -78,28 +73,14 @@ class Watched:
             return file.is_symlink() and not file.resolve().is_relative_to(self.top)
         return True
 
-    def _read_manifest(self) -> None:
-        try:
-            about = os.stat(self.folder / MANIFEST_NAME)
-            seen = about.st_mtime_ns, about.st_ino
-            if seen != self._seen:
-                self._seen, self._damage = seen, ""
-                self.manifest = read_manifest(self.folder) or {}
-        except FileNotFoundError:
-            self.manifest, self._seen, self._damage = {}, None, ""
-        except (OSError, ManifestError) as error:
-            self.manifest, self._damage = {}, str(error)
-
     @property
     def state(self) -> str:
         """One of the words above."""
         status = self.manifest.get("status")
         if self.fault:
             return UNREADABLE
-        if status == COMPLETE:
-            return FINISHED
-        if status == INTERRUPTED:
-            return STOPPED
+        if status in (COMPLETE, INTERRUPTED):
+            return FINISHED if status == COMPLETE else STOPPED
         if not self.log.lines:
             return LOADING
         lines = [line["time"] for line in self.log.lines[-_WINDOW:]]
@@ -107,10 +88,8 @@ class Watched:
         return RUNNING if self.quiet() < max(_PATIENCE, 5 * apart) else SILENT
 
     def quiet(self) -> float:
-        """Seconds since the run wrote its last line. The clock of another machine is not trusted where it was seen."""
-        known = [time.time() - self.log.written] if self.log.written is not None else []
-        known += [time.monotonic() - self._grew] if self._grew is not None else []
-        return max(0.0, min(known, default=0.0))
+        """Seconds since the run wrote its last line."""
+        return max(0.0, time.time() - (self.log.written or time.time()))
 
     def moment(self) -> Moment:
         """How far the run is; the time that is left of one that runs."""
@@ -119,13 +98,20 @@ class Watched:
 
     def checkpoints(self) -> list[int]:
         """The steps of its checkpoints that are whole, in order."""
-        found = []
-        with suppress(OSError), os.scandir(self.folder) as entries:
-            for entry, _ in zip(entries, range(MOST_ENTRIES), strict=False):
-                match = _CHECKPOINT.fullmatch(entry.name)
-                if match and (Path(entry.path) / "hftune_checkpoint.json").is_file():
-                    found.append(int(match[1]))
-        return sorted(found)
+        found: list[Path] = []
+        with suppress(OSError):
+            found = list(islice(self.folder.glob("checkpoint-*/hftune_checkpoint.json"), MOST_ENTRIES))
+        steps = [file.parent.name.removeprefix("checkpoint-") for file in found]
+        return sorted(int(step) for step in steps if step.isdecimal() and len(step) < 16)
+
+    def last_words(self, count: int) -> tuple[str, list[str]]:
+        """The name and the last lines of the log that was written last: the run's own, or its pipeline's."""
+        for folder in (self.folder, self.folder.parent):
+            if folder.is_relative_to(self.top):
+                name, lines = last_words(folder, self.top, count)
+                if lines:
+                    return name, lines
+        return "", []
 
 
 class Runs:
@@ -153,11 +139,8 @@ def _written(run: Watched) -> float:
 
 def last_words(folder: Path, top: Path, count: int) -> tuple[str, list[str]]:
     """The name and the last lines of the log of a folder that was written last: a run's own, or a pipeline's."""
-    logs = []
-    with suppress(OSError):
-        logs = sorted((folder / "logs").glob("*.log"))[:MOST_RUNS]
     known: list[tuple[float, Path]] = []
-    for file in (folder / LOG_NAME, *logs):
+    for file in (folder / LOG_NAME, *islice((folder / "logs").glob("*.log"), MOST_RUNS)):
         with suppress(OSError, RuntimeError):
             if file.resolve().is_relative_to(top):
                 known.append((file.stat().st_mtime, file))

@@ -1,1 +1,0 @@
-"""Follows runs by the files that they write: what they logged, how far they are, what they said last."""

@@ -13,7 +13,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError
 from hftune.tools.doctor.machine import gpus
-from hftune.tools.planning.timing import cluster_here
+from hftune.tools.planning.cluster import cluster_here
 
 
 def test_who_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,8 @@
 """Data, one way through: files -> rows -> messages -> text and spans -> token ids and labels -> packed rows -> batches.
 
-Rooms, each of which imports only those before it: `readers` (files to rows), `records` (rows to messages), `templates`
-(messages to text and spans), `storage` (cache and folders), `tokenizing` (text to ids and labels), `packing` (rows of
-several documents), `batches` (collators), `preferences` (pairs, labels, steps, prompts), `corpus` (blocks and streams
-of pre-training). Between tokenizing and packing stand `sources` (a file, folder or Hub name, tokenised) and `mixture`
-(how several are drawn). At the top is what scripts call: `encoders` (what a stage makes of its records) and `splits`,
-which imports the rest for the runs that ask for it: `stream_splits` (`--streaming`), `folder_splits` and
-`tokenized_folder` (`--tokenized_dir`), `generated` (`--dummy_data`). `preview` shows what they give.
+`readers` (files to rows), `formats` to `compared_answers` (rows to messages), `rendering` to `mask` (messages to text
+and spans), `encode...` (text to ids and labels), `storage` (cache and folders), `sources` (a file, folder or Hub name,
+tokenised), `packing`, `mixture` (how several are drawn), `batches` (collators). Scripts call `splits`, which imports
+`corpus` (streams, and blocks of pre-training) and `generated` for the runs that ask for them; `preview` shows what they
+give.
 """

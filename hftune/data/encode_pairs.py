@@ -52,24 +52,39 @@ class Limits:
 
 
 @dataclass(slots=True)
+class PairText:
+    """Prompt with each answer as text, in which the answer is the one span: the better one first, or a single one."""
+
+    sides: list[SpannedText]
+    margin: float | None = None
+    label: bool | None = None
+    source: str = ""
+    characters: int = 0
+    """Those of the prompt as it is rendered and of the longer answer as it was given."""
+
+
+@dataclass(slots=True)
 class Pair:
-    """Token ids of one preference, int32."""
+    """Token ids of a prompt and its answers, int32, and what they are of."""
 
     prompt: np.ndarray
-    chosen: np.ndarray
-    rejected: np.ndarray
-    margin: float | None
-    source: str = ""
+    answers: list[np.ndarray]
+    text: PairText
 
     @property
     def answer(self) -> int:
         """Tokens of the longer answer."""
-        return max(len(self.chosen), len(self.rejected))
+        return max(map(len, self.answers))
 
     @property
     def length(self) -> int:
         """Tokens of the longer side."""
         return len(self.prompt) + self.answer
+
+    @property
+    def trained(self) -> int:
+        """Tokens of all answers."""
+        return sum(map(len, self.answers))
 
 
 def limits_of(args: PairLengths) -> Limits:
@@ -77,13 +92,9 @@ def limits_of(args: PairLengths) -> Limits:
     return Limits(args.max_length, *args.separate_limits, args.too_long, args.most_characters)
 
 
-def truncated_pair(pair: Pair, limits: Limits, characters: int, counts: Counts) -> Pair | None:
-    """The pair within its limits, None where it is dropped; counts what was cut, and each that was dropped.
-
-    Args:
-        characters: Those of the prompt with its longer answer.
-    """
-    if limits.characters is not None and characters > limits.characters:
+def truncated_pair(pair: Pair, limits: Limits, counts: Counts) -> Pair | None:
+    """The pair within its limits, None where it is dropped; counts what was cut, and each that was dropped."""
+    if limits.characters is not None and pair.text.characters > limits.characters:
         counts.drop("more characters than its lengths")
         return None
     # Records that pass by their characters lose the answer's end.
@@ -94,9 +105,8 @@ def truncated_pair(pair: Pair, limits: Limits, characters: int, counts: Counts) 
         return None
     # A prompt loses its beginning: its end is the question.
     prompt = pair.prompt[len(pair.prompt) - kept[0] :]
-    chosen, rejected = pair.chosen[: kept[1]], pair.rejected[: kept[1]]
     counts.note_cut(prompt=len(prompt) < len(pair.prompt), answer=kept[1] < pair.answer)
-    return replace(pair, prompt=prompt, chosen=chosen, rejected=rejected)
+    return replace(pair, prompt=prompt, answers=[answer[: kept[1]] for answer in pair.answers])
 
 
 def _kept(prompt: int, answer: int, limits: Limits, way: str) -> tuple[int, int] | None:
@@ -121,18 +131,6 @@ if TYPE_CHECKING:
 
 
 COUNT_COLUMNS = {"length": pa.int32(), "trained": pa.int32()}
-
-
-@dataclass(slots=True)
-class PairText:
-    """Prompt with each answer as text, in which the answer is the one span."""
-
-    chosen: SpannedText
-    rejected: SpannedText
-    margin: float | None
-    source: str = ""
-    characters: int = 0
-    """Those of the prompt as it is rendered and of the longer answer as it was given."""
 
 
 class PairEncoder(Encoder):
@@ -199,7 +197,7 @@ class PairEncoder(Encoder):
         """Both texts, if they write the prompt in the same way."""
         prompt, other = _prompt(chosen), _prompt(rejected)
         # Of two answers to one question one may think and one not: the marks that only one of them has are its own.
-        shared = common_start(prompt, other)
+        shared = prompt if prompt == other else common_start(prompt, other)
         masked = shared in (prompt, other) and self.finder.empty_thoughts == MASK
         # A score is of the conversation as the template writes it.
         if prompt != other and (masked or (self.to_the_end and opened_thoughts(shared))):
@@ -213,16 +211,16 @@ class PairEncoder(Encoder):
                 kind="prompt written in two ways",
             )
         answers = max(answer_characters(answer) for answer in (preference.chosen, preference.rejected))
-        return PairText(chosen, rejected, preference.margin, characters=len(prompt) + answers)
+        return PairText([chosen, rejected], preference.margin, characters=len(prompt) + answers)
 
     def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
         """Ids of each pair within its limits."""
         pairs = self.pairs(parsed, counts)
         return {
             "prompt_ids": [pair.prompt for pair in pairs],
-            "chosen_ids": [pair.chosen for pair in pairs],
-            "rejected_ids": [pair.rejected for pair in pairs],
-            **({"margin": [pair.margin for pair in pairs]} if self.offset else {}),
+            "chosen_ids": [pair.answers[0] for pair in pairs],
+            "rejected_ids": [pair.answers[1] for pair in pairs],
+            **({"margin": [pair.text.margin for pair in pairs]} if self.offset else {}),
             **count_columns(pairs),
         }
 
@@ -245,29 +243,26 @@ class PairEncoder(Encoder):
     def pairs(self, parsed: list[PairText], counts: Counts) -> list[Pair]:
         """Tokenise, divide, truncate and count."""
         kept = []
-        lefts, rights = (
-            self.encodings([said.text for said in side])
-            for side in ([pair.chosen for pair in parsed], [pair.rejected for pair in parsed])
-        )
-        for text, left, right in zip(parsed, lefts, rights, strict=True):
-            counts.note_texts([text.chosen.text, text.rejected.text])
-            chosen, first = self._divide(left, text.chosen)
-            rejected, second = self._divide(right, text.rejected)
+        encodings = iter(self.encodings([side.text for text in parsed for side in text.sides]))
+        for text in parsed:
+            counts.note_texts([side.text for side in text.sides])
+            divided = [self._divide(next(encodings), side) for side in text.sides]
             # A token may reach from the prompt into the answer, and is another one for each answer then.
-            shared = _common_length(chosen[:first], rejected[:second])
-            pair = Pair(chosen[:shared], chosen[shared:], rejected[shared:], text.margin, text.source)
+            prompts = [ids[:first] for ids, first in divided]
+            shared = _common_length(prompts[0], prompts[-1])
+            pair = Pair(prompts[0][:shared], [ids[shared:] for ids, _ in divided], text)
             # Counted apart first: a pair that turns out equal must not count as truncated.
             seen = Counts()
-            found = truncated_pair(pair, self.limits, text.characters, seen)
+            found = truncated_pair(pair, self.limits, seen)
             # Equal after truncation: the loss would be a constant, and its gradient nothing.
-            if found is not None and np.array_equal(found.chosen, found.rejected):
+            if found is not None and len(found.answers) == 2 and np.array_equal(*found.answers):
                 found, seen = None, Counts(dropped={"chosen and rejected are equal after truncation": 1})
             counts.add(seen)
             if found is None:
                 continue
             counts.used += 1
-            counts.tokens += 2 * len(found.prompt) + len(found.chosen) + len(found.rejected)
-            counts.trained_tokens += len(found.chosen) + len(found.rejected)
+            counts.tokens += len(found.answers) * len(found.prompt) + found.trained
+            counts.trained_tokens += found.trained
             kept.append(found)
         return kept
 
@@ -291,10 +286,7 @@ def _from(said: SpannedText, start: int) -> SpannedText:
 
 def count_columns(pairs: list[Pair]) -> dict[str, list[Any]]:
     """The columns of `COUNT_COLUMNS`."""
-    return {
-        "length": [pair.length for pair in pairs],
-        "trained": [len(pair.chosen) + len(pair.rejected) for pair in pairs],
-    }
+    return {"length": [pair.length for pair in pairs], "trained": [pair.trained for pair in pairs]}
 
 
 def answer_characters(answer: list[Message]) -> int:
@@ -331,16 +323,6 @@ _AT_ONCE = 1024
 """Records in memory together."""
 
 
-@dataclass(slots=True)
-class LabelledText:
-    """Prompt with its answer as text, in which the answer is the one span, and whether it is good."""
-
-    said: SpannedText
-    label: bool
-    characters: int = 0
-    """Those of the prompt as it is rendered and of the answer as it was given."""
-
-
 class MismatchedPairEncoder(PairEncoder):
     """Pairs for KTO: as `PairEncoder`, with the column kl_ids, an answer to another prompt."""
 
@@ -355,35 +337,24 @@ class LabelledEncoder(PairEncoder):
     Columns prompt_ids, completion_ids, label (bool), length, and kl_ids.
     """
 
-    schema = pa.schema(
-        {"prompt_ids": IDS, "completion_ids": IDS, "label": pa.bool_(), "length": pa.int32(), "trained": pa.int32()}
-    )
+    schema = pa.schema({"prompt_ids": IDS, "completion_ids": IDS, "label": pa.bool_(), **COUNT_COLUMNS})
 
-    def read(self, row: Row) -> Any:
+    def read(self, row: Row) -> PairText:
         """The text of a row and its answer's span."""
         found = to_labelled(row)
         said = answer_text(found, found.completion, self.finder)
-        return LabelledText(said, found.label, said.spans[0].start + answer_characters(found.completion))
+        characters = said.spans[0].start + answer_characters(found.completion)
+        return PairText([said], label=found.label, characters=characters)
 
-    def encode(self, parsed: list[Any], counts: Counts) -> dict[str, list[Any]]:
+    def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
         """Ids within the limits."""
-        columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
-        for one, encoding in zip(parsed, self.encodings([one.said.text for one in parsed]), strict=True):
-            counts.note_texts([one.said.text])
-            ids, first = self._divide(encoding, one.said)
-            # As a pair of two equal answers, so that there is one way to cut.
-            whole = Pair(ids[:first], ids[first:], ids[first:], None)
-            found = truncated_pair(whole, self.limits, one.characters, counts)
-            if found is None:
-                continue
-            prompt, completion = found.prompt, found.chosen
-            counts.used += 1
-            counts.tokens += len(prompt) + len(completion)
-            counts.trained_tokens += len(completion)
-            values = (prompt, completion, one.label, len(prompt) + len(completion), len(completion))
-            for name, value in zip(self.schema.names, values, strict=True):
-                columns[name].append(value)
-        return columns
+        pairs = self.pairs(parsed, counts)
+        return {
+            "prompt_ids": [pair.prompt for pair in pairs],
+            "completion_ids": [pair.answers[0] for pair in pairs],
+            "label": [pair.text.label for pair in pairs],
+            **count_columns(pairs),
+        }
 
     def finish(self, dataset: Dataset, keep: Keep = keep_in_memory) -> Dataset:
         """Say how many answers are good, and add the other answers."""

@@ -100,10 +100,10 @@ class RewardPairEncoder(PairEncoder):
         """Ids of both sides of each pair."""
         pairs = self.pairs(parsed, counts)
         return {
-            "chosen_ids": [np.concatenate([pair.prompt, pair.chosen]) for pair in pairs],
-            "rejected_ids": [np.concatenate([pair.prompt, pair.rejected]) for pair in pairs],
-            "margin": [None if self.score_difference == "none" else pair.margin for pair in pairs],
-            "source": [pair.source for pair in pairs],
+            "chosen_ids": [np.concatenate([pair.prompt, pair.answers[0]]) for pair in pairs],
+            "rejected_ids": [np.concatenate([pair.prompt, pair.answers[1]]) for pair in pairs],
+            "margin": [None if self.score_difference == "none" else pair.text.margin for pair in pairs],
+            "source": [pair.text.source for pair in pairs],
             **count_columns(pairs),
         }
 

@@ -208,23 +208,6 @@ def _keys(value: Mapping[str, Any]) -> str:
     return (f"{keys}, ... ({len(value)} keys)" if len(value) > 30 else keys) or "none"
 
 
-def _renaming(value: Mapping[str, Any], script: str) -> str:
-    """The flag that would do, where each missing key of a format is like one in the record."""
-    for known in nearest(value, script):
-        missing = [key for key in known.keys if key not in value]
-        # Columns with something in them that no format of the script has claimed.
-        free = [key for key in value if key not in known.keys and filled(value, key)]
-        like = {key: difflib.get_close_matches(key, free, 1, 0.7) for key in missing}
-        found = {key: names[0] for key, names in like.items() if names}
-        others, left = [key for key in missing if key not in found], [key for key in free if key not in found.values()]
-        if found and len(others) == len(left) == 1:  # what is left over can only be the other
-            found[others[0]] = left[0]
-        # Only a complete renaming is proposed: half of one would fail with the next message.
-        if missing and len(found) == len(missing) == len(set(found.values())):
-            return f"Add --columns {' '.join(f'{ours}={theirs}' for ours, theirs in found.items())}. "
-    return ""
-
-
 def unknown_format(value: Mapping[str, Any], script: str) -> DataError:
     """The error for a record that `script` (a key of `FORMATS`) cannot read."""
     label = _LABELS.get(script, script)
@@ -236,7 +219,7 @@ def unknown_format(value: Mapping[str, Any], script: str) -> DataError:
     note = f" (empty: {', '.join(map(shown, empty[:10]))})" if empty else ""
     return DataError(
         f"this record is in no format that {label} can read; its keys: {_keys(value)}{note}",
-        fix=f"{_renaming(value, script)}{advice} bring it into one of the nearest formats: {_reads(value, script)}. "
+        fix=f"{advice} bring it into one of the nearest formats: {_reads(value, script)}. "
         "--columns OURS=YOURS renames a column.",
         kind=UNKNOWN,
     )

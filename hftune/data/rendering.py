@@ -26,8 +26,6 @@ from hftune.template_arguments import (
     template_text,
 )
 
-_UNDEFINED = re.compile(r"'(\w+_token)' is undefined")
-
 
 def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a tokenizer without a chat template.
@@ -45,20 +43,6 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
             place="--chat_template",
             fix=f"Add --chat_template {proposed}; or give a .jinja file, or an instruct model and its tokenizer.",
         )
-
-
-def without_token(error: Exception, tokenizer: PreTrainedTokenizerBase) -> DataError | None:
-    """The message for a template that asks for a token which the tokenizer has not; None for another error."""
-    # Jinja's own words; the name is what the template has asked for.
-    named = _UNDEFINED.match(str(error))
-    if named is None:
-        return None
-    return DataError(
-        f"the chat template writes the {named[1]}, and this tokenizer has none: it belongs to another model",
-        place="--chat_template",
-        fix=f"Leave --chat_template out, or give a tokenizer with {named[1]} by --tokenizer_name_or_path.",
-        kind="a template of another model",
-    )
 
 
 Tools = list[dict[str, Any]] | None
@@ -277,7 +261,7 @@ class Renderer:
             )
         except TEMPLATE_FAULTS as error:
             roles = " ".join(message["role"] for message in messages)
-            raise without_token(error, self.tokenizer) or DataError(
+            raise DataError(
                 f"the chat template refuses this conversation ({roles}): {error}",
                 fix="Change the record; or leave such records out with --on_bad_record drop; or give a template that "
                 "takes it, as --chat_template FILE.jinja.",

@@ -19,7 +19,7 @@ from hftune.arguments.stage_table import base_stage
 from hftune.arguments.training import StageArguments
 from hftune.data.encoder import Encoder, without_counts
 from hftune.data.mixture import Mixture
-from hftune.data.packing import Packing, packing_by_split
+from hftune.data.packing import Packing, packed_source, packing_by_split, select_packed_rows
 from hftune.data.readers.columns import apply_columns, check_columns, parse_columns
 from hftune.data.readers.files import Row, chunks
 from hftune.data.readers.hub import data_files
@@ -34,7 +34,7 @@ from hftune.data.sources import (
     select_records,
     split_source,
 )
-from hftune.data.tokenized_folder import settings_of
+from hftune.data.tokenized_folder import load_tokenised, settings_of
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice
@@ -42,13 +42,10 @@ from hftune.on_demand import on_demand
 
 # What only some runs need, by the argument that asks for it (blocks: `--tokenized_dir` of run_pt.py).
 _ON_DEMAND = {
-    "streaming": "hftune.data.stream_splits:open_stream",
-    "blocks": "hftune.data.folder_splits:open_tokenized",
-    "tokenized_dir": "hftune.data.tokenized_folder:load_tokenised",
+    "streaming": "hftune.data.corpus.splits:open_stream",
+    "blocks": "hftune.data.corpus.splits:open_tokenized",
     "dummy_data": "hftune.data.generated:generated_source",
-    "packing": "hftune.data.packing:packed_source",
     "teacher_targets": "hftune.data.teacher_targets:taught_source",
-    "count_rows": "hftune.data.packing:select_packed_rows",
 }
 
 
@@ -104,7 +101,7 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
     if data_args.count_rows:
         limits = {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
         for name, parts in sources.items():
-            select = on_demand(_ON_DEMAND["count_rows"]) if name in packing else select_records
+            select = select_packed_rows if name in packing else select_records
             sources[name] = limit_sources(parts, limits[name], select=select)
     about, built = {}, {}
     for name, parts in sources.items():
@@ -142,7 +139,7 @@ def load_sources(
     """
     limits = record_limits(data_args)
     if data_args.tokenized_dir:
-        found = on_demand(_ON_DEMAND["tokenized_dir"])(Path(data_args.tokenized_dir), encoders)
+        found = load_tokenised(Path(data_args.tokenized_dir), encoders)
         return {name: limit_sources([part], limits[name]) for name, part in found.items()}
     if data_args.validation_file_dir is None and data_args.validation_split_percentage > 0:
         sources = _drawn(encoders, data_args, seed)
@@ -214,7 +211,6 @@ def pack_sources(
     """Each part in packed rows; as it is without packing."""
     if packing is None:
         return parts
-    packed_source = on_demand(_ON_DEMAND["packing"])
     return [packed_source(part, packing, data_args) for part in parts]
 
 

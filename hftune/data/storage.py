@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 from datasets import Dataset, disable_caching, load_from_disk
 from filelock import FileLock, Timeout
@@ -99,21 +98,6 @@ def _validate(file: Path) -> None:
 
 
 # --- token ids --------------------------------------------------------------------------------------------------------
-
-
-def check_ids(dataset: Dataset, vocabulary: int) -> None:
-    """Look whether the columns of token ids hold nothing else.
-
-    Raises:
-        Damaged: One is negative, or not in the vocabulary.
-    """
-    for name in [name for name in dataset.column_names if name.endswith("ids") and name != "position_ids"]:
-        for chunk in dataset.data.column(name).chunks:
-            if is_int_list(chunk.type):
-                least, most = (pc.min_max(chunk.flatten())[key].as_py() for key in ("min", "max"))
-                if least is not None and (least < 0 or most >= vocabulary):
-                    found = least if least < 0 else most
-                    raise Damaged(f"{name} holds the token id {found}, the vocabulary has {vocabulary}")
 
 
 def is_int_list(kind: pa.DataType) -> bool:

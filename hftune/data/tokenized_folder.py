@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
 
 from hftune.data.counts import Counts
 from hftune.data.encoder import Encoder
 from hftune.data.sources import TokenizedSource
-from hftune.data.storage import check_ids, open_folder, tokenizer_key
-from hftune.digests import SEAL, Damaged, check_contents, contents, read_text, sealed, unsealed
+from hftune.data.storage import open_folder, tokenizer_key
+from hftune.digests import Damaged, check_contents, contents, read_text, sealed, unsealed
 from hftune.distributed import ranks
 from hftune.errors import DataError
 from hftune.logging import notice
@@ -76,31 +75,25 @@ def load_tokenised(folder: Path, encoders: dict[str, Encoder]) -> dict[str, Toke
     parts = {}
     for name, split in about["splits"].items():
         _check(about, name, encoders[name], folder)
-        dataset = open_split(folder / name, encoders[name].tokenizer)
+        dataset = open_split(folder / name)
         parts[name] = TokenizedSource(dataset, Counts(**split["counts"]), split["files"], split["key"])
     return parts
 
 
-def open_split(folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Dataset:
+def open_split(folder: Path) -> Dataset:
     """A tokenised folder, compared with what the index in the folder above it says of it.
 
-    Every byte is read by the first process of a machine; where no digests were written down (by others, or by an older
-    hftune), all of Arrow's offsets are looked at instead.
-
-    Args:
-        tokenizer: Without digests, token ids that it does not have are refused; None: they are not looked at.
+    Every byte is read by the first process of a machine; of folders of others, which have no index, all of Arrow's
+    offsets are looked at instead.
 
     Raises:
         DataError: The folder is damaged, or no tokenised folder.
     """
     try:
-        split = _index(folder.parent)["splits"].get(folder.name) if (folder.parent / INDEX).is_file() else None
-        if split is None or "contents" not in split:
+        if not (folder.parent / INDEX).is_file():
             notice(f"{folder} has no digests to compare it with: only its form is checked")
-            dataset = open_folder(folder, validate=True)
-            if tokenizer is not None:
-                check_ids(dataset, len(tokenizer))
-            return dataset
+            return open_folder(folder, validate=True)
+        split = _index(folder.parent)["splits"][folder.name]
         # Each byte is read by one process of a machine; the others compare sizes.
         check_contents(folder, split["contents"], whole=ranks.local_rank() == 0)
         dataset = open_folder(folder)
@@ -119,13 +112,18 @@ def open_split(folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -
 def _index(folder: Path) -> dict[str, Any]:
     """What the index of a folder says."""
     try:
-        text = read_text(folder / INDEX)
-        # Folders of older versions carry no seal.
-        about: dict[str, Any] = unsealed(text) if f'"{SEAL}"' in text else json.loads(text)
+        about = unsealed(read_text(folder / INDEX))
         # Looked at now, so that a damaged index is one message and not a KeyError an hour later.
         _ = about["tokenizer"]
         for split in about["splits"].values():
-            _ = {**split["settings"]}, Counts(**split["counts"]), [*split["files"]], str(split["key"])
+            _ = (
+                {**split["settings"]},
+                Counts(**split["counts"]),
+                [*split["files"]],
+                split["key"],
+                {**split["contents"]},
+                split["rows"],
+            )
         return about
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         cause = f"{folder / INDEX} is damaged: {error}"
@@ -162,7 +160,6 @@ def _check(about: dict[str, Any], split: str, encoder: Encoder, folder: Path) ->
     if split not in about["splits"]:
         raise DataError(f"{folder} holds no split {split}", place="--tokenized_dir", fix=_MAKE_AGAIN)
     wanted, found = encoder.settings(), about["splits"][split]["settings"]
-    # Settings that only the folder has are those of an older version, which are the default now.
     names = [name for name in wanted if found.get(name) != wanted[name]]
     if names:
         differences = ", ".join(f"{name} {found.get(name)} (this run: {wanted[name]})" for name in names)

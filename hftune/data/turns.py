@@ -21,7 +21,7 @@ from typing import Any
 from hftune.data.messages import Message
 from hftune.data.rendering import Renderer
 from hftune.errors import DataError, shown
-from hftune.template_arguments import FLAG, names_read
+from hftune.template_arguments import FLAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ class TurnFinder:
             )
         return DataError(
             f"this chat template writes the last turn differently from its own generation prompt: {where}",
-            fix=_fix(self._switch(index) or "Change the turn (often its reasoning)"),
+            fix=_fix(f"Change the turn (often its reasoning), or give {FLAG} with which the template asks so"),
             kind=_REWRITTEN,
         )
 
@@ -301,20 +301,9 @@ class TurnFinder:
         return DataError(
             f"this chat template asks for turn {index + 1} (assistant) with {asked} where it writes {written} in the "
             f"conversation{where}: what would be trained is not what the model is asked",
-            fix=_fix(self._switch(index) or "Give --rewritten_turns keep"),
+            fix=_fix(f"Give {FLAG} with which the template asks as it writes, or --rewritten_turns keep"),
             kind=_REWRITTEN,
         )
-
-    def _switch(self, index: int) -> str:
-        """The arguments with which the template would ask as it writes; "" for none."""
-        # Several renderings for each name.
-        said = self.messages[:index]
-        for name in sorted(names_read(self.renderer.template)):
-            for value in (True, False):
-                prompt = self.renderer.given(self.renderer.own | {name: value}).prompt(said, self.tools)
-                if prompt and prompt != self.beginning(index, prompt=True) and self.text.startswith(prompt):
-                    return f"Give {FLAG} '{{\"{name}\": {str(value).lower()}}}'"
-        return ""
 
 
 def _fix(first: str) -> str:
@@ -327,15 +316,8 @@ def _fix(first: str) -> str:
 
 def common_start(left: str, right: str) -> str:
     """What two texts begin with alike."""
-    low, high = 0, min(len(left), len(right))
-    # Halving, so that characters are compared in strides and not one by one.
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return left[:low]
+    pairs = enumerate(zip(left, right, strict=False))
+    return left[: next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))]
 
 
 def _parts(message: Message) -> list[tuple[str, str]]:

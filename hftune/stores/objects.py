@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -79,9 +80,16 @@ def fetch(url: str, flag: str, chosen: Callable[[list[str]], list[str]] = lambda
         if not home.is_dir():
             get_logger().info("copying %s: %d file(s), to %s", redact(url), len(files), home)
             work = home.with_name(f".{key}.partial")
+            shutil.rmtree(work, ignore_errors=True)
             for name, about in files.items():
-                # Aside: outside of the folder, in which any name may be that of a file.
-                _copy(store, about, work / last / name, home.with_name(f".{key}.file"), url, flag)
+                target = work / last / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with _errors_of_store(url, flag):
+                    store.get_file(about["name"], str(target))
+                if target.stat().st_size != about.get("size"):
+                    cause = f"{redact(url)} changed while it was copied ({shown(name)})"
+                    raise DataError(cause, place=flag, fix="Let nothing write there during a run, and start it again.")
+                flush(target)
             os.replace(work, home)
             flush(home.parent)
     return home / last
@@ -150,25 +158,3 @@ def _check(names: list[str], url: str, flag: str) -> None:
         if name in folders or (odd and (name or len(names) > 1)):
             cause = f"{redact(url)} holds a file whose name is no path: {shown(name)}"
             raise ArgumentError(cause, place=flag, fix="rename it there")
-
-
-def _copy(store: Any, about: dict[str, Any], target: Path, aside: Path, url: str, flag: str) -> None:
-    """Copy a file, unless an interrupted copy has done so: models have many gigabytes.
-
-    Raises:
-        DataError: It has another size than the store has said.
-    """
-    if target.exists():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _errors_of_store(url, flag):
-        store.get_file(about["name"], str(aside))
-    if aside.stat().st_size != about.get("size"):
-        raise DataError(
-            f"{redact(url)} changed while it was copied ({shown(about['name'])})",
-            place=flag,
-            fix="Let nothing write there during a run, and start it again.",
-            kind="file changed",
-        )
-    flush(aside)
-    os.replace(aside, target)

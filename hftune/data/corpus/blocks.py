@@ -8,24 +8,22 @@ numbers over ranks and workers, so that
 - every document comes once in each epoch of its source, whatever changes on the way;
 - what has been trained is a number (steps times global batch), not what was fetched ahead.
 
-With several sources the order depends on the weights, so a change of weights (or of the block size) on resuming
-changes the blocks from there on; each source still continues at its own position, without a repeated or a lost token.
+The order depends on the sources, their weights and the block size: a run that resumes has those that it began with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.corpus.documents import Documents
-from hftune.data.corpus.order import Segment, SourceOrder
+from hftune.data.corpus.documents import Documents, Segment, SourceOrder
 from hftune.data.mixture import Schedule
-from hftune.errors import DataError
+from hftune.errors import DataError, shown
 
 LOGICAL_SHARDS = 2048
 """Enough for a window of some hundred pieces from all over a large corpus, few enough to sum up in no time."""
@@ -33,7 +31,7 @@ LOGICAL_SHARDS = 2048
 SHUFFLE_BUFFER = 100_000
 """Documents; a window's index takes 16 bytes each."""
 
-STATE_KIND, STATE_VERSION = "blocks", 1
+STATE_KIND, STATE_VERSION = "blocks", 2
 
 Example = dict[str, torch.Tensor]
 
@@ -47,14 +45,6 @@ class Settings:
     seed: int = 42
     logical_shards: int = LOGICAL_SHARDS
     shuffle_buffer: int = SHUFFLE_BUFFER
-
-
-@dataclass
-class SchedulePhase:
-    """A stretch of the run with one schedule: the block it begins at, and each source's tokens trained by then."""
-
-    first_block: int = 0
-    positions: dict[str, int] = field(default_factory=dict)
 
 
 class BlockDataset(torch.utils.data.Dataset[Example]):
@@ -95,9 +85,6 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
         ]
         self.names = [source.name for source in sources]
         self.schedule = Schedule(shares or [source.tokens for source in sources])
-        # Positions are tokens, not blocks, so that a run may resume with another block size.
-        self.phase = SchedulePhase(0, dict.fromkeys(self.names, 0))
-        self._left_out: dict[str, dict[str, Any]] = {}
         # Rounded up: the block after the last of an epoch begins with what was left over.
         self.epoch_blocks = epoch_blocks or -(-self.tokens // block_size)
         self.length = self.epoch_blocks
@@ -122,17 +109,13 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
 
     def segments(self, block: int) -> tuple[int, list[Segment]]:
         """The source of a block, and the pieces of its documents that make it up."""
-        source, rank = self.schedule.locate(block - self.phase.first_block)
-        start = self.phase.positions[self.names[source]] + rank * self.block_size
-        return source, self.sources[source].segments(start, self.block_size)
+        source, rank = self.schedule.locate(block)
+        return source, self.sources[source].segments(rank * self.block_size, self.block_size)
 
     def positions(self, blocks: int) -> dict[str, int]:
         """Tokens of each source in the first `blocks` blocks of the run, over all its epochs."""
-        given = self.schedule.before(blocks - self.phase.first_block)
-        return {
-            name: self.phase.positions[name] + count * self.block_size
-            for name, count in zip(self.names, given, strict=True)
-        }
+        given = self.schedule.before(blocks)
+        return {name: count * self.block_size for name, count in zip(self.names, given, strict=True)}
 
     def epochs(self, blocks: int) -> dict[str, float]:
         """How often each source has been gone through after `blocks` blocks: 1.5 is one and a half times."""
@@ -147,71 +130,34 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
             "version": STATE_VERSION,
             "blocks": blocks,
             "block_size": self.block_size,
-            "settings": vars(self.settings),
-            # Under the name of the first version of this state, which older checkpoints have.
-            "segment": {"first_block": self.phase.first_block, "positions": self.phase.positions},
-            "sources": self._left_out
-            | {
-                name: {"share": share, "position": positions[name], **self._identity(source)}
+            "settings": asdict(self.settings),
+            "sources": {
+                name: {"share": share, "position": positions[name], **_identity(source)}
                 for name, share, source in zip(self.names, self.schedule.shares, self.sources, strict=True)
             },
         }
 
-    def resume(self, state: dict[str, Any]) -> list[str]:
-        """Resume where `state` was taken; the next block is number `state["blocks"]`.
-
-        Returns:
-            What has changed since, a line each, for the user to see. Shares, block size and the set of sources may.
+    def check(self, state: dict[str, Any]) -> None:
+        """Look whether the blocks of a run that stopped at `state` are those of this data set.
 
         Raises:
-            DataError: A source is not the one it was, or its order would not be (seed, shards, buffer).
+            DataError: The checkpoint is of other data, or its blocks would come in another order.
         """
-        before: dict[str, dict[str, Any]] = state["sources"]
-        self._check_same_order(state)
-        now = dict(zip(self.names, self.schedule.shares, strict=True))
-        # Where a source was when it was left out is kept, for the day it comes back.
-        self._left_out = {name: about | {"share": 0} for name, about in before.items() if name not in now}
-        same_mix = now == {name: about["share"] for name, about in before.items() if about["share"]}
-        # The old phase continues: starting a new one would shift the schedule by the rounding of its first stretch.
-        if same_mix and self.block_size == state["block_size"]:
-            self.phase = SchedulePhase(**state["segment"])
-            return []
-        self.phase = SchedulePhase(
-            state["blocks"], {name: before[name]["position"] if name in before else 0 for name in self.names}
-        )
-        return _changes(before, now, state["block_size"], self.block_size)
-
-    def _check_same_order(self, state: dict[str, Any]) -> None:
-        if state["kind"] != STATE_KIND:
+        now = self.state(state.get("blocks", 0))
+        if changed := [key for key in now if state.get(key) != now[key]]:
+            key = changed[0]
             raise DataError(
-                "the checkpoint was made on streamed records, not on tokenised folders",
+                f"the data have changed since the checkpoint: {key} {shown(state.get(key), 300)} then, "
+                f"{shown(now[key], 300)} now",
                 place="--resume_from_checkpoint",
-                fix="Continue with --streaming, or give the folder as --model_name_or_path to start anew.",
+                fix="Give the folders, --weights, --block_size, --data_seed (or --seed), --logical_shards and "
+                "--shuffle_buffer that the run began with, or start anew from the checkpoint's weights.",
             )
-        if state["version"] != STATE_VERSION:
-            raise DataError(
-                f"the data state is of version {state['version']}, this is version {STATE_VERSION}",
-                fix="Go on with the hftune that wrote it.",
-            )
-        if state["settings"] != vars(self.settings):
-            raise DataError(
-                f"the order of the documents would change: was {state['settings']}, is {vars(self.settings)}",
-                place="--data_seed (or --seed), --logical_shards, --shuffle_buffer",
-                fix="Give them the values that the run began with.",
-            )
-        for name, source in zip(self.names, self.sources, strict=True):
-            known = state["sources"].get(name)
-            if known is not None and self._identity(source) != {key: known[key] for key in self._identity(source)}:
-                raise DataError(
-                    f"{source.documents.folder} has changed since the checkpoint: {known['documents']} documents of "
-                    f"{known['tokens']} tokens then, {len(source.documents)} of {source.tokens} now, or other ones",
-                    fix="Give the same data, or rename the folder so that it counts as a new source.",
-                )
 
-    @staticmethod
-    def _identity(source: SourceOrder) -> dict[str, Any]:
-        documents = source.documents
-        return {"documents": len(documents), "tokens": documents.tokens, "layout": documents.layout(source.boundaries)}
+
+def _identity(source: SourceOrder) -> dict[str, Any]:
+    documents = source.documents
+    return {"documents": len(documents), "tokens": documents.tokens, "layout": documents.layout(source.boundaries)}
 
 
 class HeldOutBlocks(torch.utils.data.Dataset[Example]):
@@ -312,15 +258,3 @@ class BlockSampler(torch.utils.data.Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         start = self.origin + self.epoch * self.length
         return iter(range(start, start + self.length))
-
-
-def _changes(before: dict[str, Any], now: dict[str, int], old_size: int, new_size: int) -> list[str]:
-    """What is different from the run that wrote the state, a line each."""
-    old = {name: about["share"] for name, about in before.items() if about["share"]}
-    lines = [f"block size: {old_size} before, {new_size} from here on"] if old_size != new_size else []
-    lines += [f"{name} is new and starts at its beginning" for name in now if name not in before]
-    lines += [f"{name} is back and continues where it was" for name in now if name in before and name not in old]
-    lines += [f"{name} is left out from here on" for name in old if name not in now]
-    if old != now:
-        lines.append(f"shares: {old} before, {now} from here on")
-    return lines

@@ -32,7 +32,6 @@ from hftune.opening.files import open_file
 _NO_PYTHON_VALUE = (pa.ArrowException, ValueError, OverflowError)
 _ARROW_MAGIC = b"ARROW1"
 _BUFFER = 1 << 20
-_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +124,18 @@ def _checked(batch: pa.RecordBatch, file: Path, first: int) -> Iterator[Chunk]:
 
     Arrow trusts the file: an offset that a flipped bit has made too large would end the process, not raise.
     """
-    fault: DataError | None = None
     try:
         # Every offset and every character: `validate()` alone looks at sizes only.
         batch.validate(full=True)
-        batch = _plain(batch)
-        fault = too_large(f"{file}:{first}") if batch.nbytes > MAX_RECORD_BYTES else None
-    except pa.ArrowInvalid as error:
-        fault = _no_value(error, f"{file}:{first}")
-    if fault is None:
+        if batch.nbytes > MAX_RECORD_BYTES:
+            raise too_large(f"{file}:{first}")
         yield ArrowRecords(str(file), _serialised(batch), first)
-    elif batch.num_rows == 1:
-        yield FailedChunk(fault)
-    else:
-        for index in range(batch.num_rows):
-            yield from _checked(batch.slice(index, 1), file, first + index)
+    except (pa.ArrowInvalid, DataError) as error:
+        if batch.num_rows == 1:
+            yield FailedChunk(error if isinstance(error, DataError) else _no_value(error, f"{file}:{first}"))
+        else:
+            for index in range(batch.num_rows):
+                yield from _checked(batch.slice(index, 1), file, first + index)
 
 
 def _step(size: int, rows: int, most: int) -> int:
@@ -147,31 +143,11 @@ def _step(size: int, rows: int, most: int) -> int:
     return max(1, min(most, MAX_CHUNK_BYTES * rows // max(1, size)))
 
 
-def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same values without dictionaries and views: a slice that is sent takes all that these refer to along."""
-    fields = [field.with_type(_plain_type(field.type)) for field in batch.schema]
-    if all(field.type == new.type for field, new in zip(batch.schema, fields, strict=True)):
-        return batch
-    try:
-        return batch.cast(pa.schema(fields, batch.schema.metadata))
-    except pa.ArrowNotImplementedError:
-        return batch  # a dictionary of lists
-
-
-def _plain_type(kind: Any) -> Any:
-    if pa.types.is_dictionary(kind):
-        return _plain_type(kind.value_type)
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        return make(kind.value_field.with_type(_plain_type(kind.value_type)))
-    return _VIEWS.get(kind, kind)
-
-
 def _serialised(batch: pa.RecordBatch) -> bytes:
     """The batch as a stream. Pickling it would carry all of the memory that it is a slice of."""
-    sink = pa.BufferOutputStream()
+    # Nor is a dictionary sent along with each slice.
+    columns = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in batch.columns]
+    batch, sink = pa.RecordBatch.from_arrays(columns, batch.schema.names), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return sink.getvalue().to_pybytes()

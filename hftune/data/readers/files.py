@@ -127,19 +127,6 @@ def unreadable(file: Path | str, cause: str) -> FailedChunk:
     return FailedChunk(error)
 
 
-__all__ = [
-    "SUFFIXES",
-    "Chunk",
-    "FailedChunk",
-    "Row",
-    "RowOrError",
-    "chunks",
-    "find_files",
-    "first_rows",
-    "sampled_positions",
-    "sampled_rows",
-]
-
 # What reads a kind of file: a function of the file and the number of rows a chunk.
 _TEXT_READERS = {
     ".txt": "hftune.data.readers.text:text_chunks",

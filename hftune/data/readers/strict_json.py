@@ -1,12 +1,11 @@
 """One JSON object from bytes, or what is wrong with it in words; JSON in a string of a record likewise.
 
-Nothing passes in silence: of two equal keys one would be lost, integers of more than 64 bits and NaN fail much later.
+Nothing passes in silence: of two equal keys one would be lost, NaN fails much later.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from typing import Any
 
@@ -122,27 +121,7 @@ def _constant(name: str) -> float:
     raise _malformed(f"{name} is no JSON value", fix="Write null or a number.")
 
 
-def _integer(digits: str) -> int:
-    """An integer that fits 64 bits, as Arrow and most other readers need it."""
-    # By length first: `int` of a million digits takes seconds, and Python refuses it with words of its own.
-    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
-        shown = digits if len(digits) <= 24 else f"{digits[:20]}... ({len(digits)} digits)"
-        raise _out_of_range(f"the integer {shown} has more than 64 bits")
-    return int(digits)
-
-
-def _float(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise _out_of_range(f"the number {digits[:24]} is out of range")
-    return number
-
-
-def _out_of_range(cause: str) -> DataError:
-    return DataError(cause, fix="Write it as a string.", kind="number out of range")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_float)
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
 
 
 def is_too_deep(value: Any) -> bool:

@@ -8,15 +8,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-import zstandard
+import pyarrow as pa
 
 from hftune.data.readers.files import (
     MAX_CHUNK_BYTES,
@@ -36,17 +34,7 @@ from hftune.opening.files import open_file
 
 _BOM = b"\xef\xbb\xbf"
 _BLOCK = 4 << 20
-# Read at once of a compressed file; text becomes 3 to 10 times smaller.
-_STORED = 1 << 20
-# Bytes that zstd may look back: what `zstd --long=31` writes. The library refuses more than 128 MiB unasked.
-_WINDOW = 1 << 31
-
-# What decompresses a member (gzip) or frame (zstd); both libraries decode them through the same calls.
-_DECODERS: dict[str, Callable[[], Any]] = {
-    ".gz": lambda: zlib.decompressobj(wbits=31),
-    ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj(),
-}
-
+_PART = 1 << 10
 Record = tuple[int, Any]
 """The line where a record starts, and its bytes or fields; a DataError in place of what cannot be reached."""
 
@@ -196,37 +184,28 @@ def read_blocks(file: Path) -> Iterator[bytes]:
         DecompressionError: After all that can be decompressed was given.
         OSError: From the system.
     """
-    if is_compressed(file):
-        yield from _decompressed(file)
-        return
     with open_file(file) as stream:
-        while block := stream.read(_BLOCK):
-            yield block
-
-
-def _decompressed(file: Path) -> Iterator[bytes]:
-    """All members or frames, one after the other."""
-    suffix = file.suffix.lower()
-    name = {".gz": "gzip", ".zst": "zstd"}[suffix]
-    decoder, begun = _DECODERS[suffix](), False
-    with open_file(file) as stream:
-        while block := stream.read(_STORED):
-            found = []
-            while block:
+        if not is_compressed(file):
+            while block := stream.read(_BLOCK):
+                yield block
+            return
+        kind = "gzip" if file.suffix.lower() == ".gz" else "zstd"
+        damage: Exception | None = None
+        # All members or frames, one after the other; one that was cut is an error.
+        with pa.CompressedInputStream(stream, kind) as plain:
+            while damage is None:
+                parts: list[bytes] = []
                 try:
-                    found.append(decoder.decompress(block))
-                except (zlib.error, zstandard.ZstdError) as error:
-                    yield from filter(None, [b"".join(found)])
-                    raise DecompressionError(f"damaged {name} file: {error}") from error
-                begun, block = True, b""
-                if decoder.eof:
-                    # gzip allows zeros behind a member; tapes and block devices leave them.
-                    block = decoder.unused_data.lstrip(b"\0") if suffix == ".gz" else decoder.unused_data
-                    decoder, begun = _DECODERS[suffix](), False
-            yield from filter(None, [b"".join(found)])
-    # Neither library says so: a file that was cut simply gives no more bytes.
-    if begun:
-        raise DecompressionError(f"damaged {name} file: it ends before its end marker; the file was cut")
+                    # Little at a time: what is read together with damage is lost.
+                    while len(parts) < max(1, _BLOCK // _PART) and (part := plain.read(_PART)):
+                        parts.append(part)
+                except (OSError, pa.ArrowException) as error:
+                    damage = error
+                if parts:
+                    yield b"".join(parts)
+                elif damage is None:
+                    return
+        raise DecompressionError(f"damaged {kind} file: {damage}") from damage
 
 
 # --- CSV and TSV: the first record names the columns, every other one has as many fields; all values are strings ---
@@ -315,12 +294,10 @@ def _checked(fields: Fields, columns: int) -> Fields:
 
 # --- JSON arrays --------------------------------------------------------------------------------------------------
 
-# Numbers stay text: only the end of a record matters here, and an endless number must not cost anything.
+# Numbers stay text: only the end of a record matters here.
 _DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
 # A comma too many loses nothing.
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
-# Blocks, their sum and its text are in memory at once.
-_COPIES = 3
 # Bytes that are not UTF-8 travel through text as surrogates, so that the record that holds them can be refused alone.
 _ESCAPE = "surrogateescape"
 
@@ -333,10 +310,6 @@ def json_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
     """
     if _begins_with_an_object_on_a_line(file):
         yield from json_line_chunks(file, rows_per_chunk)
-    elif _COPIES * file.stat().st_size > psutil.virtual_memory().available:
-        cause = "the array does not fit into the free memory, and a .json file is read as a whole"
-        fix = "Write an object a line: jq -c '.[]' data.json > data.jsonl"
-        yield FailedChunk(DataError(cause, place=str(file), fix=fix, kind="unreadable file"))
     else:
         yield from record_chunks(file, _json_records(file), parse_object, rows_per_chunk)
 
@@ -353,32 +326,32 @@ def _begins_with_an_object_on_a_line(file: Path) -> bool:
 
 
 def _json_records(file: Path) -> Iterator[Record]:
-    """The bytes of each record.
+    """The bytes of each record of an array, or of objects one after the other over any number of lines.
 
     Raises:
         DataError: Behind the last one whose end can be found.
     """
     text, damage = _text(file)
-    at, end = _behind(text, 0), len(text.rstrip())
-    # Without brackets the file holds objects one after the other, over any number of lines.
-    in_array = text.startswith("[", at)
-    is_closed = in_array and text.endswith("]", at + 1, end)
-    at, end = _behind(text, at + in_array), end - is_closed
-    line, reached, cause = 1, 0, "the file ends inside the array (no closing ']')" if in_array > is_closed else ""
-    while at < end:
+    at, line, reached = _behind(text, 0), 1, 0
+    closed = not text.startswith("[", at)
+    at = at if closed else _behind(text, at + 1)
+    cause = ""
+    while not cause and (at < len(text) or not closed):
         line, reached = line + text.count("\n", reached, at), at
+        if not closed and text.startswith("]", at):
+            closed, at = True, _behind(text, at + 1)
+            cause = "there is more behind the array" if at < len(text) else ""
+            continue
         try:
             after = _DECODER.raw_decode(text, at)[1]
         except RecursionError:
             cause = "nested too deep to find the end of the record"
-            break
         except json.JSONDecodeError as error:
             found = text[error.pos : error.pos + 1]
-            cause, at = f"{error.msg}, found {repr(found) if found else 'the end of the file'}", error.pos
-            break
-        yield line, text[at:after].encode("utf-8", _ESCAPE)
-        at = _behind(text, after)
-    line += text.count("\n", reached, at)
+            cause = f"{error.msg}, found {repr(found) if found else 'the end of the file'}"
+        else:
+            yield line, text[at:after].encode("utf-8", _ESCAPE)
+            at = _behind(text, after)
     if damage:
         raise damaged(file, line, damage)
     if cause:

@@ -126,12 +126,10 @@ class Blocks(Feature):
             return
         state, steps = read_state(checkpoint)
         with state_errors(Path(checkpoint) / LOADER_STATE_NAME):
-            changes = list(data.resume(state))
-        for change in changes:
-            notice(f"resuming with changed data: {change}")
+            data.check(state)
         # Chosen so that `trained` gives the blocks of the checkpoint now, and counts on in steps of today's size.
         self._origin = state["blocks"] - steps * step_size
-        if self._origin != 0 or state["block_size"] != data.block_size:
+        if self._origin != 0:
             fix_steps(run, state, steps, step_size)
         epochs = ", ".join(f"{name} {epoch:.3f}" for name, epoch in data.epochs(state["blocks"]).items())
         get_logger().info("data: block %s of the run is next; epochs so far: %s", f"{state['blocks']:,}", epochs)

@@ -13,7 +13,15 @@ from transformers import PreTrainedTokenizerFast
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.preference import DPOArguments, RMArguments
 from hftune.data.counts import Counts
-from hftune.data.encode_pairs import LabelledEncoder, Limits, MismatchedPairEncoder, Pair, PairEncoder, truncated_pair
+from hftune.data.encode_pairs import (
+    LabelledEncoder,
+    Limits,
+    MismatchedPairEncoder,
+    Pair,
+    PairEncoder,
+    PairText,
+    truncated_pair,
+)
 from hftune.data.encode_rewards import RewardPairEncoder
 from hftune.data.splits import describe
 from hftune.errors import ArgumentError, DataError
@@ -169,14 +177,7 @@ def test_each_kind_is_counted_and_said(chatml: PreTrainedTokenizerFast) -> None:
 
 
 def numbered(prompt: int, chosen: int, rejected: int) -> Pair:
-    return Pair(np.arange(prompt), np.arange(100, 100 + chosen), np.arange(200, 200 + rejected), None)
-
-
-@pytest.mark.parametrize("too_long", ["cut", "cut_prompt", "cut_answer", "drop"])
-def test_margin_and_source_stay_with_a_pair(too_long: str) -> None:
-    pair = Pair(np.arange(9), np.arange(2), np.arange(3), 0.5, "a file")
-    found = truncated_pair(pair, Limits(20, 12, 9, too_long), 0, Counts())
-    assert found is not None and (found.margin, found.source) == (0.5, "a file")
+    return Pair(np.arange(prompt), [np.arange(100, 100 + chosen), np.arange(200, 200 + rejected)], PairText([]))
 
 
 @pytest.mark.parametrize(
@@ -213,8 +214,8 @@ def test_margin_and_source_stay_with_a_pair(too_long: str) -> None:
 )
 def test_what_is_kept(way: str, limits: tuple[Any, ...], lengths: tuple[int, ...] | None) -> None:
     total, prompt, completion = (*limits, None, None)[:3]
-    found = truncated_pair(numbered(12, 9, 5), Limits(total, prompt, completion, way), 0, Counts())
-    assert (found and (len(found.prompt), len(found.chosen), len(found.rejected))) == lengths
+    found = truncated_pair(numbered(12, 9, 5), Limits(total, prompt, completion, way), Counts())
+    assert (found and (len(found.prompt), *map(len, found.answers))) == lengths
 
 
 @settings(max_examples=100, deadline=None)
@@ -229,15 +230,15 @@ def test_whatever_stays_fits(
     sizes: tuple[int, int, int], total: int, prompt: int | None, completion: int | None, too_long: str
 ) -> None:
     pair, counts = numbered(*sizes), Counts()
-    found = truncated_pair(pair, Limits(total, prompt, completion, too_long), 0, counts)
+    found = truncated_pair(pair, Limits(total, prompt, completion, too_long), counts)
     fits = pair.length <= total and sizes[0] <= (prompt or 99) and max(sizes[1:]) <= (completion or 99)
     if found is None:
         assert not fits and too_long != "cut" and counts.dropped == {"longer than its lengths": 1}
         return
-    assert found.length <= total and min(len(found.prompt), len(found.chosen), len(found.rejected)) >= 1
+    assert found.length <= total and min(len(found.prompt), *map(len, found.answers)) >= 1
     assert len(found.prompt) <= (prompt or 99) and found.answer <= (completion or 99)
     assert found.prompt.tolist() == pair.prompt.tolist()[len(pair.prompt) - len(found.prompt) :]
-    assert found.chosen.tolist() == pair.chosen.tolist()[: len(found.chosen)]
+    assert found.answers[0].tolist() == pair.answers[0].tolist()[: len(found.answers[0])]
     cut = {*counts.cut}
     assert cut <= {"drop": set(), "cut_prompt": {"prompt"}, "cut_answer": {"answer"}}.get(
         too_long, {"prompt", "answer"}

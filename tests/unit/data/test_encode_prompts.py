@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from hftune.data.counts import Counts
-from hftune.data.encode_pairs import LabelledEncoder, Limits, MismatchedPairEncoder
+from hftune.data.encode_pairs import Limits, MismatchedPairEncoder
 from hftune.data.encode_prompts import PromptEncoder
 from hftune.data.encoder import Encoder, write_batches
 from hftune.data.sources import TokenizedSource, finished
@@ -97,9 +97,6 @@ def encoder_of(kind: str, tokenizer: PreTrainedTokenizerFast) -> tuple[Encoder, 
         told = [{"answer": f"{at} " * 30, "level": at} for at in range(500)]
         records = [json.dumps([[user(f"question {at}")], extra]) for at, extra in enumerate(told)]
         return PromptEncoder(tokenizer, max_prompt_length=None), {"record": records}
-    if kind == "labelled":
-        own = {"completion_ids": IDS, "label": [True, False] * 250}
-        return LabelledEncoder(tokenizer, limits=Limits(99)), {"prompt_ids": IDS, **own, "length": [80] * 500}
     own = {"chosen_ids": IDS, "rejected_ids": IDS[::-1], "length": [120] * 500}
     return MismatchedPairEncoder(tokenizer, limits=Limits(99)), {"prompt_ids": IDS, **own}
 
@@ -122,7 +119,7 @@ def finish(folder: Path, times: int, encoder: Encoder, columns: dict[str, list[A
     return held, pa.total_allocated_bytes() - before, made.dataset
 
 
-@pytest.mark.parametrize("kind", ["prompts", "labelled", "pairs"])
+@pytest.mark.parametrize("kind", ["prompts", "pairs"])
 def test_memory_does_not_grow_with_the_records(kind: str, chatml: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     encoder, columns = encoder_of(kind, chatml)
     finish(tmp_path / "first", 1, encoder, columns)  # what is imported and kept for good

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hftune.arguments.data import DataArguments
+from hftune.data.corpus.splits import find_folders, open_tokenized
 from hftune.data.encode import TextEncoder
-from hftune.data.folder_splits import find_folders, open_tokenized
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notices
 from tests.unit.data.corpus.corpora import write_corpus

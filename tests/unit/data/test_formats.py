@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,8 @@ from hftune.data.formats import (
     note_unread,
     placed,
     take_unread,
-    unknown_format,
 )
 from hftune.data.messages import parse_messages
-from hftune.data.readers.columns import apply_columns, parse_columns
 from hftune.data.readers.files import Row, find_files
 from hftune.data.records import to_conversation, to_labelled, to_prompt, to_text
 from hftune.errors import DataError
@@ -179,26 +176,6 @@ def test_mixed_formats_in_one_folder(tmp_path: Path) -> None:
                               "tgt": pa.list_(pa.string())})), tmp_path / "c.parquet")  # fmt: skip
     read = [to_conversation(row_).messages for row_ in read_rows(find_files(str(tmp_path), "--train_file_dir"))]
     assert read == [UA] * 5
-
-
-@pytest.mark.parametrize(
-    ("value", "flag"),
-    [
-        ({"questoin": "a", "anser": "b"}, "Add --columns question=questoin answer=anser. "),
-        ({"prompt_": "a", "completions": "b"}, "Add --columns "),
-        ({"alpha": "a", "omega": "b"}, ""),
-        ({"questoin": "a"}, ""),
-        ({"questoin": "a", "said": "b", "third": "c"}, ""),
-    ],
-)
-def test_keys_that_are_like_known_ones_can_be_renamed(value: dict[str, str], flag: str) -> None:
-    problem = unknown_format(value, "run_sft.py")
-    assert str(problem.fix).startswith(flag or "Rename the keys, or")
-    if flag:
-        columns = re.search(r"--columns (.*?)\. ", str(problem.fix))
-        assert columns
-        renamed = apply_columns(row(**value), parse_columns(columns[1]))
-        assert to_conversation(renamed).messages[-1]["content"] == "b"
 
 
 @pytest.mark.parametrize(

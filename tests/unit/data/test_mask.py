@@ -202,50 +202,10 @@ def test_another_beginning_is_refused() -> None:
         rows(TIGHT, [user("a"), assistant("<think>one</think>b", reasoning_content="two")])
 
 
-def test_the_argument_with_which_a_template_asks_as_it_writes_is_named() -> None:
-    """As a user types it: JSON has `false`."""
-    asking = (
-        "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<end>' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<assistant>' }}{% if think is not defined or think %}{{ '[hm]' }}"
-        "{% endif %}{% endif %}"
-    )
-    with pytest.raises(DataError) as problem:
-        rows(asking, [user("a"), assistant("b")], rewritten="refuse")
-    assert """--chat_template_kwargs '{"think": false}'""" in str(problem.value)
-    refuses = "{% if think is defined and think %}{{ raise_exception('no') }}{% endif %}"
-    with pytest.raises(DataError) as problem:
-        rows(refuses + asking, [user("a"), assistant("b")], rewritten="refuse")
-    assert """--chat_template_kwargs '{"think": false}'""" in str(problem.value), "the other value is tried as well"
-    assert rows(asking.replace("not defined or think", "defined and think"), [user("a"), assistant("b")])
-
-
-ASKING = (
-    "{% for m in messages %}{{ '<' + m.role + '>' + (said or '') * (m.role == 'assistant') + m.content + '<end>' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}ASKED{% endif %}"
-)
-
-
-@pytest.mark.parametrize("fits", ["true", "false"])
-def test_only_an_argument_that_asks_as_the_template_writes_is_named(fits: str) -> None:
-    """Of both values the one that does, and none that changes the prompt to something else."""
-    asked = f"{{% if think is not defined %}}[hm]{{% elif think != {fits} %}}[oh]{{% endif %}}"
-    with pytest.raises(DataError, match=r"with '\[hm\]' where it writes 'b<end>'") as problem:
-        rows(ASKING.replace("ASKED", asked), [user("a"), assistant("b")], rewritten="refuse")
-    assert f"""--chat_template_kwargs '{{"think": {fits}}}'""" in str(problem.value)
-
-
-def test_an_argument_that_changes_nothing_is_not_named() -> None:
-    same = ASKING.replace("ASKED", "[hm]{% if think %}{% endif %}")
-    with pytest.raises(DataError, match="what would be trained is not what the model is asked") as problem:
-        rows(same, [user("a"), assistant("b")], rewritten="refuse")
-    assert "think" not in str(problem.value) and "Give --rewritten_turns keep" in str(problem.value.fix)
-
-
 @pytest.mark.parametrize("earlier", [True, False])
 def test_whether_a_turn_is_asked_otherwise_since_another_follows(earlier: bool) -> None:
     finder: Any = SimpleNamespace(
         text="<user>a<end>abcdefghijklmnopqrstuvwxyz", beginning=lambda index, prompt: "<user>a<end>Sure: ",
-        _switch=lambda index: "",
         _is_earlier=lambda index: earlier,
     )  # fmt: skip
     said = str(TurnFinder._inexact(finder, 1, 12))

@@ -34,7 +34,7 @@ def test_text_with_and_without_the_generation_prompt() -> None:
         ("{{ '{} {}'.format(1) }}", "refuses this conversation"),
         ("{{ 'a'.index('b') }}", "refuses this conversation"),
         (f"{{{{ {'(' * 5000}1{')' * 5000} }}}}", "refuses this conversation .*recursion"),
-        ("{{ 'a' + cls_token }}", "writes the cls_token, and this tokenizer has none"),
+        ("{{ 'a' + cls_token }}", "refuses this conversation .*cls_token"),
     ],
 )
 def test_what_a_template_refuses(template: str, words: str) -> None:
@@ -195,15 +195,3 @@ def test_a_tokenizer_without_a_template_is_told_one_that_fits(monkeypatch: pytes
     monkeypatch.setattr(type(tokenizer), "get_vocab", lambda self: {"a": 0})
     with pytest.raises(DataError, match=r"chatml --add_special_tokens '<\|im_start\|>,<\|im_end\|>'; or"):
         require_chat_template(tokenizer)
-
-
-def test_a_template_that_asks_for_a_token_of_another_model() -> None:
-    tokenizer = make_tokenizer(template("llama3"))
-    tokenizer.bos_token = None
-    problem = refused(tokenizer, [user("a"), assistant("b")])
-    assert (
-        problem.cause
-        == "the chat template writes the bos_token, and this tokenizer has none: it belongs to another model"
-    )
-    assert str(problem.fix).startswith("Leave --chat_template out, or give a tokenizer")
-    assert problem.place == "--chat_template"

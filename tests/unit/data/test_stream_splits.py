@@ -10,11 +10,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments.entry import parse_arguments
-from hftune.data import stream_splits
+from hftune.data.corpus import splits as stream_splits
+from hftune.data.corpus.splits import StreamEncoder
 from hftune.data.corpus.streaming import StreamingDataset
 from hftune.data.encode import ChatEncoder, TextEncoder
 from hftune.data.splits import load_data
-from hftune.data.stream_splits import StreamEncoder
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notices
 from tests.unit.data.helpers import assistant, row, user

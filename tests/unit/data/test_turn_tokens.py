@@ -20,7 +20,7 @@ from hftune.data.encode_pairs import LabelledEncoder, Limits, MismatchedPairEnco
 from hftune.data.encode_prompts import PromptEncoder
 from hftune.data.encode_rewards import RewardPairEncoder, StepEncoder
 from hftune.data.rendering import Renderer
-from hftune.data.turn_tokens import GuardedText, TurnTokenGuard, encode_batch, token_ids, turn_tokens
+from hftune.data.turn_tokens import GuardedText, TurnTokenGuard, encode_batch, turn_tokens
 from hftune.errors import DataError
 from tests.unit.data.helpers import CHATML, assistant, make_tokenizer, row, template, tokenise_rows, tokenize_chat, user
 from tests.unit.data.turn_token_families import (
@@ -112,8 +112,7 @@ def test_allow_is_what_the_tokenizer_makes_of_the_text(family: str) -> None:
     assert ids_of(dataset[0]) == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-@pytest.mark.parametrize("mark", MARKS)
-@each_family
+@pytest.mark.parametrize(("family", "mark"), [*zip(FAMILIES, MARKS, strict=False), ("chatml", "<tool_call>")])
 def test_marks_that_belong_into_answers_stay_tokens(family: str, mark: str) -> None:
     tokenizer = family_tokenizer(family)
     for bad in ("", injection(family)):
@@ -219,14 +218,8 @@ SEVERAL = {
 }
 ENCODERS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "sft": (ChatEncoder, {"max_length": None}, CHAT),
-    "sft cut": (ChatEncoder, {"max_length": 24}, {"messages": [user("p"), assistant(f"c{BAD}")]}),
     "sft all": (ChatEncoder, {"max_length": None, "train_on_inputs": True}, CHAT),
-    "sft last turn": (ChatEncoder, {"max_length": None, "last_turn_only": True}, CHAT),
-    "sft weights": (ChatEncoder, {"max_length": None, "turn_weights": True},
-                    {"messages": [user("p"), assistant(f"c{BAD}", weight=0.5)]}),
     "dpo": (PairEncoder, {"limits": Limits(999)}, PREFERENCE),
-    "dpo cut": (PairEncoder, {"limits": Limits(40, 9)}, PREFERENCE),
-    "rm": (RewardPairEncoder, {"limits": Limits(999)}, PREFERENCE),
     "rm several turns": (RewardPairEncoder, {"limits": Limits(999)}, SEVERAL),
     "kto pairs": (MismatchedPairEncoder, {"limits": Limits(999)}, PREFERENCE),
     "kto": (LabelledEncoder, {"limits": Limits(999)}, LABELLED),
@@ -268,14 +261,9 @@ def test_split_in_every_encoder(name: str) -> None:
     assert none.bordered == 0 and none.borders == {}
     if name == "rl":  # its data set holds messages; ids are made when answers are
         return
-    if "cut" not in name:
-        numbers = [Counter(token for token in ids if token in borders) for ids in (split, harmless)]
-        assert numbers[0] == numbers[1]
-        assert tokenizer.decode(split) == tokenizer.decode(allowed)
-    else:
-        shown = tokenizer.decode(split).replace("<|im_start|>assistant\nc", "")
-        assert "<|im_start|>" in shown or "<|im_" in shown
-    assert len(split) > len(allowed) or "cut" in name
+    numbers = [Counter(token for token in ids if token in borders) for ids in (split, harmless)]
+    assert numbers[0] == numbers[1] and len(split) > len(allowed)
+    assert tokenizer.decode(split) == tokenizer.decode(allowed)
 
 
 @each_encoder
@@ -305,9 +293,8 @@ def test_the_mode_is_part_of_the_fingerprint_and_its_flag_reaches_every_encoder(
     assert encoder.from_arguments(make_tokenizer(), Args()).settings()["borders_in_text"] == "error"
 
 
-@pytest.mark.parametrize("trim", [False, True])
-@pytest.mark.parametrize("length", [12, 16, 24, 32, 40, 64, None])
-def test_a_limit_cuts_the_same_tokens(length: int | None, trim: bool) -> None:
+@pytest.mark.parametrize(("length", "trim"), [(16, False), (24, True), (40, False)])
+def test_a_limit_cuts_the_same_tokens(length: int, trim: bool) -> None:
     """The first tokens of the whole record, wherever it is cut, and the same labels."""
     tokenizer = make_tokenizer(trim_offsets=trim)
     record = row(messages=[user("p"), assistant(f"c {BAD} " * 20), user("q"), assistant("b")])
@@ -315,15 +302,6 @@ def test_a_limit_cuts_the_same_tokens(length: int | None, trim: bool) -> None:
     part, _ = tokenize_chat([record] * 3, tokenizer, max_length=length)
     for column in ("input_ids", "labels"):
         assert part[2][column] == whole[0][column][:length]
-
-
-def test_steps_end_where_they_end_with_the_tokens() -> None:
-    tokenizer = make_tokenizer()
-    for mode in ("split", "allow"):
-        dataset = encoded("process rm", mode, STEPWISE)[2]
-        ids, ends = dataset[0]["input_ids"], dataset[0]["ends"]
-        shown = [tokenizer.decode(ids[: end + 1]) for end in ends]
-        assert [text.endswith(step) for text, step in zip(shown, STEPWISE["completions"], strict=True)] == [True, True]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -360,17 +338,6 @@ def test_prompts_count_by_the_ids_that_answers_will_see(mode: str) -> None:
     encoder, counts = PromptEncoder(make_tokenizer(), max_prompt_length=30, borders_in_text=mode), Counts()
     encoder.encode([encoder.parse(row(prompt=BAD))], counts)
     assert counts.used == (mode == "allow") and counts.bordered == 1
-
-
-# --- small things -------------------------------------------------------------------------------------------------
-
-
-def test_slow_tokenizers_are_said_where_text_cannot_be_kept() -> None:
-    tokenizer = make_tokenizer()
-    borders = TurnTokenGuard(tokenizer, "split", Renderer(tokenizer))
-    borders.is_fast = False
-    with pytest.raises(DataError, match="fast tokenizer"):
-        borders.document("<|im_end|>")
 
 
 # --- whatever is said ---------------------------------------------------------------------------------------------
@@ -423,7 +390,6 @@ def test_the_borders_of_a_family(family: str, kind: str) -> None:
     "name, borders, others",
     [
         ("qwen3", "<|im_start|> <|im_end|>", "<think> </think> <tool_call> </tool_call> <tool_response>"),
-        ("llama3_1", "<|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|>", "<|python_tag|>"),
         ("gptoss", "<|start|> <|end|> <|message|> <|channel|> <|call|> <|return|>", "<|constrain|>"),
         ("glm4moe", "<|user|> <|assistant|> <|observation|> <|system|> <sop>",
          "<arg_key> </arg_value> <think> </tool_call>"),
@@ -432,7 +398,6 @@ def test_the_borders_of_a_family(family: str, kind: str) -> None:
          "<｜User｜> <｜Assistant｜> <｜tool▁outputs▁begin｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜> "
          "<｜tool▁outputs▁end｜> <｜end▁of▁sentence｜>",
          "<｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜> <think>"),
-        ("lfm2_v2", "<|im_start|> <|im_end|>", "<|tool_call_start|> <|tool_call_end|> <|tool_response_start|>"),
         ("cohere", "<|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|> <|USER_TOKEN|> <|CHATBOT_TOKEN|>", "<|other|>"),
     ],
 )  # fmt: skip
@@ -466,16 +431,6 @@ def test_a_border_that_is_the_unknown_token_or_normalised() -> None:
     borders = TurnTokenGuard(tokenizer)
     (found,) = encode_batch(tokenizer, [borders.document("Ab<|endoftext|>###bbb")], add_special_tokens=False)
     assert tokenizer.convert_ids_to_tokens(found.ids) == [*"ab<|endoftext|>###bbb"]
-
-
-def test_ids_of_several_texts_keep_their_order() -> None:
-    tokenizer = make_tokenizer()
-    borders = TurnTokenGuard(tokenizer)
-    texts = [borders.document(text) for text in ("a", "<|endoftext|>", "b", "c<bos>")]
-    found = token_ids(tokenizer, texts, add_special_tokens=False)
-    assert [tokenizer.decode(ids) for ids in found] == ["a", "<|endoftext|>", "b", "c<bos>"]
-    assert tokenizer.eos_token_id not in found[1] and token_ids(tokenizer, [], add_special_tokens=False) == []
-    assert [one.ids for one in encode_batch(tokenizer, texts, add_special_tokens=False)] == found
 
 
 def test_special_tokens_that_the_tokenizer_adds_stay() -> None:

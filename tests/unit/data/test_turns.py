@@ -6,13 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given as each
-from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from hftune.data.mask import SpanFinder
 from hftune.data.rendering import Renderer
-from hftune.data.turns import Span, TurnFinder, _parts, common_start
+from hftune.data.turns import Span, TurnFinder, _parts
 from hftune.errors import DataError
 from tests.unit.data.helpers import (
     CHATML,
@@ -284,14 +282,6 @@ def test_what_nobody_asks_for_is_off() -> None:
     spans = SpanFinder(make_tokenizer(BARE))
     assert not (spans.train_on_inputs or spans.last_turn_only)
     assert (spans.guard.mode, spans.rewritten) == ("split", "keep") and Span(0, 1).weight == 1.0
-
-
-@each(st.text("ab", max_size=30), st.text("ab", max_size=30))
-def test_what_two_texts_begin_with(left: str, right: str) -> None:
-    shared = common_start(left, right)
-    assert left.startswith(shared) and right.startswith(shared)
-    following = left[len(shared) :][:1], right[len(shared) :][:1]
-    assert following[0] != following[1] or following == ("", ""), "no more of them is alike"
 
 
 def test_turns_that_touch_do_not_overlap() -> None:

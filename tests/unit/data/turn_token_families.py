@@ -1,4 +1,4 @@
-"""Tokenizers made on the spot with the turn tokens and templates of five families, by two kinds of words."""
+"""Tokenizers made on the spot with the turn tokens and templates of three families, by two kinds of words."""
 
 from __future__ import annotations
 
@@ -51,18 +51,6 @@ def _named(begin: str, end: str, last: str | None = None) -> str:
 FAMILIES: dict[str, tuple[str, tuple[str, ...], str | None, str]] = {
     # template, borders it writes, BOS, EOS
     "chatml": (_named("<|im_start|>ROLE\n", "<|im_end|>\n"), ("<|im_start|>", "<|im_end|>"), None, "<|endoftext|>"),
-    "llama3": (
-        "{{ bos_token }}" + _named("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>"),
-        ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-        "<|begin_of_text|>",
-        "<|eot_id|>",
-    ),
-    "gemma": (
-        "{{ bos_token }}" + _named("<start_of_turn>ROLE\n", "<end_of_turn>\n"),
-        ("<start_of_turn>", "<end_of_turn>"),
-        "<bos>",
-        "<eos>",
-    ),
     "mistral": (
         "{{ bos_token }}"
         + _template(

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hftune.data.corpus.order import Segment, SourceOrder
+from hftune.data.corpus.documents import Segment, SourceOrder
 from tests.unit.data.corpus.corpora import InMemory
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any)

@@ -58,7 +58,7 @@ KINDS: dict[str, Callable[[], bytes]] = {
     "a.parquet": lambda: arrow(RECORDS, "parquet"),
     "a.arrow": lambda: arrow(RECORDS, "file"),
     "b.arrow": lambda: arrow(RECORDS, "stream"),
-    "a.jsonl.gz": lambda: gzip.compress(LINES[:9000]) + gzip.compress(LINES[9000:]) + b"\0\0",
+    "a.jsonl.gz": lambda: gzip.compress(LINES[:9000]) + gzip.compress(LINES[9000:]),
     "a.jsonl.zst": lambda: zstandard.compress(LINES[:9000]) + zstandard.compress(LINES[9000:]),
     "b.json.gz": lambda: gzip.compress(json.dumps(RECORDS).encode()),
     "a.csv.zst": lambda: zstandard.compress(CSV),

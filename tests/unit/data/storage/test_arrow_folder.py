@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hftune.data.storage import check_ids, open_folder
+from hftune.data.storage import open_folder
 from hftune.digests import Damaged
 
 DATA = Dataset.from_dict({"input_ids": [[1, 2], [3]], "labels": [[-100, 2], [3]], "position_ids": [[0, 1], [900]]})
@@ -43,12 +43,3 @@ def test_a_state_without_its_files(tmp_path: Path) -> None:
     (tmp_path / "a" / "state.json").write_text(json.dumps(state))
     with pytest.raises(Damaged, match="not in the folder"):
         open_folder(tmp_path / "a")
-
-
-def test_ids_of_a_vocabulary() -> None:
-    check_ids(DATA, 4)
-    with pytest.raises(Damaged, match="input_ids holds the token id 3, the vocabulary has 3"):
-        check_ids(DATA, 3)
-    with pytest.raises(Damaged, match="prompt_ids holds the token id -1"):
-        check_ids(Dataset.from_dict({"prompt_ids": [[1, -1]]}), 10)
-    check_ids(Dataset.from_dict({"prompt_ids": [[], []], "ids": [1, 2]}), 10)

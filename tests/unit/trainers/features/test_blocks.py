@@ -45,10 +45,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [many, write_corpus(root / "few", [5] * 6, first_token=90)]
 
 
-def trainer_on(folders: list[Path], output: Path, *flags: str, block_size: int = BLOCK) -> Recorder:
+def trainer_on(folders: list[Path], output: Path, *flags: str) -> Recorder:
     args = arguments("pt", output, *flags)
     order = Settings(seed=1, logical_shards=6, shuffle_buffer=8)
-    data = BlockDataset([Documents(folder) for folder in folders], block_size, settings=order)
+    data = BlockDataset([Documents(folder) for folder in folders], BLOCK, settings=order)
     return Recorder(tiny_llama(), args, make_tokenizer(), Splits(data, None))
 
 
@@ -119,25 +119,6 @@ def test_nothing_is_left_for_a_smaller_batch(folders: list[Path], tmp_path: Path
     second = trainer_on(folders, tmp_path / "second", size, "3", "--num_train_epochs", "1")
     with pytest.raises(ArgumentError, match="120 tokens were trained by the checkpoint"):
         second.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-5"))
-
-
-def test_going_on_with_another_block_size(folders: list[Path], tmp_path: Path) -> None:
-    first = trainer_on(
-        folders, tmp_path / "first", "--per_device_train_batch_size", "5", "--max_steps", "3", *SAVING, "3"
-    )
-    first.train()
-    second = trainer_on(folders, tmp_path / "second", "--per_device_train_batch_size", "1", block_size=15)
-    second.args.num_train_epochs = 1
-    second.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-3"))
-    # 60 tokens were trained, 60 are left, which are 4 blocks of 15.
-    assert second.state.global_step == 7
-    both = first.tokens + second.tokens
-    assert sum(both.values()) == 120
-    # Cut into larger blocks, the sources end their epochs within a block of each other, each without a token doubled
-    # before all of it has come.
-    missing, again = set(range(120)) - set(both), {token for token in both if both[token] > 1}
-    assert len(missing) == len(again) < 15
-    assert {token < 90 for token in missing} != {token < 90 for token in again}
 
 
 def test_a_checkpoint_and_data_that_do_not_belong_together(folders: list[Path], tmp_path: Path) -> None:

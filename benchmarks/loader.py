@@ -43,8 +43,8 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
     """Figures of one corpus, on one core, in this process."""
     import torch
 
-    from hftune.data.corpus.blocks import BlockDataset, Settings
-    from hftune.data.corpus.documents import Documents
+    from hftune.data.blocks import BlockDataset, Settings
+    from hftune.data.documents import Documents
 
     torch.set_num_threads(1)
     base, began = mebibytes("RssAnon"), time.perf_counter()

@@ -31,7 +31,7 @@ def hftune(options: argparse.Namespace, folder: Path) -> Figures:
 
     from hftune.data.encode import ChatEncoder
     from hftune.data.encoder import write_tokenised
-    from hftune.data.readers.files import chunks
+    from hftune.data.files import chunks
 
     encoder = ChatEncoder(AutoTokenizer.from_pretrained(options.tokenizer), max_length=options.max_length)
     began = time.perf_counter()

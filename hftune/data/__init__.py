@@ -1,8 +1,8 @@
 """Data, one way through: files -> rows -> messages -> text and spans -> token ids and labels -> packed rows -> batches.
 
-`readers` (files to rows), `formats` to `compared_answers` (rows to messages), `rendering` to `mask` (messages to text
-and spans), `encode...` (text to ids and labels), `storage` (cache and folders), `sources` (a file, folder or Hub name,
-tokenised), `packing`, `mixture` (how several are drawn), `batches` (collators). Scripts call `splits`, which imports
-`corpus` (streams, and blocks of pre-training) and `generated` for the runs that ask for them; `preview` shows what they
-give.
+`specs`, `hub`, `files` and its readers (files to rows); `formats` to `compared_answers` (rows to messages); `rendering`
+to `mask` (messages to text and spans); `encode...` (text to ids and labels); `storage` (the cache); `sources` (a file,
+folder or Hub name, tokenised); `packing`; `mixture` (how several are drawn); `collators`. Scripts call `splits`, which
+imports `endless` (streams, and blocks of pre-training) and `generated` for the runs that ask for them; `preview` shows
+what they give.
 """

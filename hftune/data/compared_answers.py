@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hftune.data.files import Row
 from hftune.data.formats import TURNS, UNKNOWN, pair_format, placed, refuse_media, unknown_format
 from hftune.data.messages import Message, parse_messages, without_weight
-from hftune.data.readers.files import Row
 from hftune.data.records import (
     checked_prompt,
     read_answer,

@@ -14,8 +14,8 @@ from hftune.arguments.training import PTArguments, SFTArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.counts import Counts, require_fast
 from hftune.data.encoder import IDS, Encoder, Ragged
+from hftune.data.files import Row
 from hftune.data.mask import SPLIT, SpanFinder, span_of_tokens
-from hftune.data.readers.files import Row
 from hftune.data.records import to_conversation, to_text
 from hftune.data.rendering import Renderer
 from hftune.data.turn_tokens import AnyEncoding, TurnTokenGuard, by_kind, encode_batch, encode_parts

@@ -21,9 +21,9 @@ from hftune.data.compared_answers import Preference, to_preference
 from hftune.data.counts import Counts
 from hftune.data.encode import PrefixEncoder
 from hftune.data.encoder import IDS, Encoder, Keep, keep_in_memory, lists_of
+from hftune.data.files import Row
 from hftune.data.mask import SPLIT, SpanFinder, tokens_of
 from hftune.data.messages import Message
-from hftune.data.readers.files import Row
 from hftune.data.records import Labelled, to_labelled
 from hftune.data.rendering import opened_thoughts
 from hftune.data.turn_tokens import AnyEncoding

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.counts import Counts
 from hftune.data.encoder import Encoder, Keep, keep_in_memory
-from hftune.data.readers.files import Row
+from hftune.data.files import Row
 from hftune.data.records import Prompt, to_prompt
 from hftune.data.rendering import Renderer, require_chat_template
 from hftune.data.turn_tokens import TurnTokenGuard, token_ids

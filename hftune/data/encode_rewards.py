@@ -16,10 +16,10 @@ from hftune.data.counts import Context, Counts
 from hftune.data.encode import PrefixEncoder
 from hftune.data.encode_pairs import COUNT_COLUMNS, PairEncoder, PairText, answer_text, count_columns, limits_of
 from hftune.data.encoder import IDS, Encoder, Keep, keep_in_memory
+from hftune.data.files import Row
 from hftune.data.formats import pair_format
 from hftune.data.mask import KEEP, SpanFinder, tokens_of
 from hftune.data.messages import Message, without_weight
-from hftune.data.readers.files import Row
 from hftune.data.records import Conversation, to_conversation
 from hftune.data.rendering import Renderer, require_chat_template
 from hftune.data.turn_tokens import AnyEncoding, TurnTokenGuard, token_ids, turn_tokens_in

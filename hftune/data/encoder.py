@@ -28,10 +28,10 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from hftune.data.columns import apply_columns, columns_found
 from hftune.data.counts import Counts
+from hftune.data.files import Chunk, Row
 from hftune.data.formats import take_unread
-from hftune.data.readers.columns import apply_columns, columns_found
-from hftune.data.readers.files import Chunk, Row
 from hftune.errors import DataError
 
 In = TypeVar("In")

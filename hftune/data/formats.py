@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
-from hftune.data.readers.files import Row
+from hftune.data.files import Row
 from hftune.errors import DataError, shown
 
 UNKNOWN = "unknown format"

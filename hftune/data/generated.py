@@ -10,7 +10,7 @@ from typing import Any
 
 from hftune.arguments.data import DataArguments
 from hftune.data.encoder import Encoder
-from hftune.data.readers.files import Chunk, Row, RowOrError
+from hftune.data.files import Chunk, Row, RowOrError
 from hftune.data.sources import TokenizedSource, cached_source, record_settings
 from hftune.data.storage import fingerprint
 from hftune.errors import ArgumentError

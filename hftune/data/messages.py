@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 from hftune.data.formats import has_text, note_unread
-from hftune.data.readers.strict_json import from_json
+from hftune.data.strict_json import from_json
 from hftune.data.tool_calls import THOUGHTS, parse_calls, thoughts_and_call
 from hftune.errors import DataError, shown
 

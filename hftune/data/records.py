@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hftune.data.files import Row
 from hftune.data.formats import (
     ASKS,
     CONVERSATIONS,
@@ -25,8 +26,7 @@ from hftune.data.formats import (
     wrong_stage,
 )
 from hftune.data.messages import BAD_WEIGHT, NO_TURNS, THOUGHTS_KEYS, Message, is_message, parse_messages, text_of
-from hftune.data.readers.files import Row
-from hftune.data.readers.strict_json import from_json
+from hftune.data.strict_json import from_json
 from hftune.data.tool_calls import parse_tools
 from hftune.errors import DataError, shown
 from hftune.template_arguments import FIELD, TemplateArguments, parse_arguments

@@ -17,12 +17,12 @@ import xxhash
 from datasets import Dataset, concatenate_datasets
 
 from hftune.arguments.data import DataArguments
+from hftune.data.columns import parse_columns
 from hftune.data.counts import Counts, all_dropped, describe_rewritten, describe_turn_tokens
 from hftune.data.encoder import Encoder, default_workers, write_batches, write_tokenised
+from hftune.data.files import Chunk, chunks, first_rows, sampled_positions, sampled_rows
 from hftune.data.formats import describe_unread
-from hftune.data.readers.columns import parse_columns
-from hftune.data.readers.files import Chunk, chunks, first_rows, sampled_positions, sampled_rows
-from hftune.data.readers.hub import data_files
+from hftune.data.hub import data_files
 from hftune.data.storage import cached, fingerprint
 from hftune.distributed import ranks
 from hftune.distributed.nodes import once_a_machine

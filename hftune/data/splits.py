@@ -17,13 +17,12 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments.data import DataArguments
 from hftune.arguments.stage_table import base_stage
 from hftune.arguments.training import StageArguments
+from hftune.data.columns import apply_columns, check_columns, parse_columns
 from hftune.data.encoder import Encoder, without_counts
+from hftune.data.files import Row, chunks
+from hftune.data.hub import data_files
 from hftune.data.mixture import Mixture
 from hftune.data.packing import Packing, packed_source, packing_by_split, select_packed_rows
-from hftune.data.readers.columns import apply_columns, check_columns, parse_columns
-from hftune.data.readers.files import Row, chunks
-from hftune.data.readers.hub import data_files
-from hftune.data.readers.specs import parse_sources
 from hftune.data.sources import (
     TokenizedSource,
     concatenated,
@@ -34,6 +33,7 @@ from hftune.data.sources import (
     select_records,
     split_source,
 )
+from hftune.data.specs import parse_sources
 from hftune.data.tokenized_folder import load_tokenised, settings_of
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
@@ -42,8 +42,8 @@ from hftune.on_demand import on_demand
 
 # What only some runs need, by the argument that asks for it (blocks: `--tokenized_dir` of run_pt.py).
 _ON_DEMAND = {
-    "streaming": "hftune.data.corpus.splits:open_stream",
-    "blocks": "hftune.data.corpus.splits:open_tokenized",
+    "streaming": "hftune.data.endless:open_stream",
+    "blocks": "hftune.data.endless:open_tokenized",
     "dummy_data": "hftune.data.generated:generated_source",
     "teacher_targets": "hftune.data.teacher_targets:taught_source",
 }

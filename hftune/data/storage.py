@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 import hftune
 from hftune.data.counts import Counts
-from hftune.data.readers.files import UNREADABLE_FIX
+from hftune.data.files import UNREADABLE_FIX
 from hftune.digests import Contents, Damaged, check_contents, contents, digests, read_text, sealed, unsealed
 from hftune.distributed import ranks
 from hftune.errors import DataError

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hftune.data.readers.strict_json import from_json, loads
+from hftune.data.strict_json import from_json, loads
 from hftune.errors import DataError, shown
 
 BAD_CALL = "broken function call"

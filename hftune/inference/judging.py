@@ -12,8 +12,8 @@ import torch
 from hftune.arguments.asking import JUDGE_KEY, TalkerFields
 from hftune.data.counts import Context
 from hftune.data.encode_rewards import ScoringEncoder
+from hftune.data.files import Row
 from hftune.data.messages import Message
-from hftune.data.readers.files import Row
 from hftune.data.turn_tokens import mode_for_answers
 from hftune.inference.generate import Answer
 from hftune.inference.questions import Question, asked

@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from hftune.data.files import Row, chunks, find_files
 from hftune.data.formats import placed
 from hftune.data.messages import Message
-from hftune.data.readers.files import Row, chunks, find_files
 from hftune.data.records import read_tools, to_conversation, to_prompt
 from hftune.errors import DataError
 from hftune.template_arguments import TemplateArguments

@@ -19,8 +19,8 @@ from hftune.checkpoints.inputs import inputs_of
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.data.counts import FIX, Context, Counts, describe_turn_tokens
 from hftune.data.encode_rewards import CHOSEN, REJECTED, Scored, ScoringEncoder
+from hftune.data.files import Row, chunks, find_files
 from hftune.data.formats import describe_unread, take_unread
-from hftune.data.readers.files import Row, chunks, find_files
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
 from hftune.logging import get_logger, notice
 from hftune.publishing.folder import published_file

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, set_
 from hftune.arguments.distill import DistillArguments
 from hftune.arguments.training import StageArguments
 from hftune.constants import TEACHER_ROWS
-from hftune.data.batches.collators import causal_collator
+from hftune.data.collators import causal_collator
 from hftune.data.splits import Splits
 from hftune.models.vocabulary import token_rows
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers

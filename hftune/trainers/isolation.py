@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.batches.collators import FlatCollator, sliced
+from hftune.data.collators import FlatCollator, sliced
 from hftune.distributed import ranks, zero
 from hftune.distributed.ds_config import asks_for_compiling
 from hftune.errors import ArgumentError

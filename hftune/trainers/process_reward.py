@@ -13,7 +13,7 @@ from trl.trainer import disable_dropout_in_model
 
 from hftune.arguments.preference import RMArguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.batches.pairs import StepCollator
+from hftune.data.pair_collators import StepCollator
 from hftune.data.splits import Splits
 from hftune.losses.reward_model import step_loss
 from hftune.trainers.features.run import Inputs

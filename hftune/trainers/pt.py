@@ -13,7 +13,7 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 
 from hftune.arguments.training import PTArguments, StageArguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.batches.collators import causal_collator
+from hftune.data.collators import causal_collator
 from hftune.data.splits import Splits
 from hftune.trainers.features.corpora import Blocks, Streams
 from hftune.trainers.features.token_loss import TokenLoss

@@ -18,7 +18,7 @@ from hftune.arguments.training import StageArguments
 from hftune.checkpoints.reward_scale import RewardScale, scale_of
 from hftune.constants import FILLER
 from hftune.constants import REWARD_SCALE_FIELD as FIELD
-from hftune.data.batches.pairs import FlatPairCollator, PairCollator
+from hftune.data.pair_collators import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
 from hftune.logging import get_logger, notice
 from hftune.losses.reward_model import bradley_terry, centring

@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.training import SFTArguments
-from hftune.data.batches.collators import causal_collator
+from hftune.data.collators import causal_collator
 from hftune.data.splits import Splits
 from hftune.trainers.token_trainer import TokenTrainer
 

@@ -23,9 +23,9 @@ from hftune import digests, user_cache
 from hftune.arguments.data import DataArguments
 from hftune.data import sources as parts
 from hftune.data import storage as cache
-from hftune.data.corpus.blocks import BlockDataset
-from hftune.data.corpus.documents import Documents
+from hftune.data.blocks import BlockDataset
 from hftune.data.counts import Counts
+from hftune.data.documents import Documents
 from hftune.data.encode import ChatEncoder
 from hftune.data.encoder import map_in_order, write_batches
 from hftune.data.sources import TokenizedSource, load_source

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
-from hftune.data.batches.collators import FlatCollator
+from hftune.data.collators import FlatCollator
 from hftune.models.attention.machine import has_varlen
 from hftune.models.attention.segments import SEGMENTS, VARLEN
 from hftune.models.classes import causal_class

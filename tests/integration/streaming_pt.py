@@ -18,7 +18,7 @@ from hftune.distributed import ranks
 from hftune.errors import run_script
 from hftune.trainers.pt import PTTrainer
 from hftune.visible import say
-from tests.unit.data.corpus.streams import stream_of
+from tests.unit.data.streams import stream_of
 
 
 class Recorder(PTTrainer):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.data.corpus.corpora import write_corpus
+from tests.unit.data.corpora import write_corpus
 
 LAUNCHERS = {
     "one": ("python", []),

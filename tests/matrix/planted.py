@@ -53,7 +53,7 @@ def an_opinion_on_all() -> None:
 
 def portions_across_epochs() -> None:
     """A stream is dealt in portions as large as an epoch."""
-    from hftune.data.corpus.streaming import StreamingDataset
+    from hftune.data.streaming import StreamingDataset
 
     is_left = StreamingDataset._is_left
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from hftune.data.batches.collators import CausalCollator, FlatCollator
+from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.classes import causal_class
 from tests.unit.data.helpers import pack, to_dataset

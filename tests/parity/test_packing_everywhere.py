@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hftune.data.batches.collators import CausalCollator, FlatCollator
+from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.errors import ArgumentError
 from hftune.models.attention.documents import documents_of, isolate_documents
 from hftune.models.attention.isolation import BACKBONE, MIXERS, has_attention, isolation_method

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from hftune.data.batches.collators import FlatCollator, sliced
+from hftune.data.collators import FlatCollator, sliced
 from hftune.distributed import sequence_parallel
 from hftune.distributed.ranks import Mesh
 from hftune.models.attention.segments import SEGMENTS

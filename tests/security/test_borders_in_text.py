@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments.asking import AskArguments
 from hftune.arguments.data import DataArguments
-from hftune.data.corpus.splits import StreamEncoder
 from hftune.data.counts import Context
 from hftune.data.encode import ChatEncoder
-from hftune.data.readers.files import Row
+from hftune.data.endless import StreamEncoder
+from hftune.data.files import Row
 from hftune.data.sources import load_source
 from hftune.errors import DataError
 from hftune.inference import generate

@@ -25,8 +25,8 @@ import zstandard
 from hftune.arguments.data import DataArguments
 from hftune.arguments.raw_arguments import given_in_file
 from hftune.checkpoints.file_records import record_input
-from hftune.data.readers import text
-from hftune.data.readers.files import chunks, find_files
+from hftune.data import text_files as text
+from hftune.data.files import chunks, find_files
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.opening import yaml_file
 from hftune.preflight.rules.data import check_sources
@@ -151,7 +151,7 @@ def test_a_link_to_what_holds_the_folder_is_not_walked(tmp_path: Path, above: st
 def test_a_file_without_the_right_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl").write_bytes(GOOD)
     refuse = Mock(side_effect=PermissionError(13, "Permission denied"))  # root may read everything
-    monkeypatch.setattr("hftune.data.readers.files.open_file", refuse)
+    monkeypatch.setattr("hftune.data.files.open_file", refuse)
     with pytest.raises(DataError, match=r"a\.jsonl: Permission denied"):
         find_files(str(tmp_path), FLAG)
 
@@ -184,8 +184,8 @@ def test_the_record_of_a_run_passes_over_what_is_no_file(tmp_path: Path, make: C
 def test_a_line_without_end_is_one_error_and_the_others_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, where: str
 ) -> None:
-    for module in ("text", "strict_json"):
-        monkeypatch.setattr(f"hftune.data.readers.{module}.MAX_RECORD_BYTES", 3000)
+    for module in ("text_files", "strict_json"):
+        monkeypatch.setattr(f"hftune.data.{module}.MAX_RECORD_BYTES", 3000)
     monkeypatch.setattr(text, "_BLOCK", 1000)
     long = b'{"text": "' + b"x" * 9000 + b'"}\n'
     place = {"first": 0, "middle": 50, "last": 100}[where]
@@ -202,8 +202,8 @@ def test_a_line_without_end_is_one_error_and_the_others_are_read(
 def test_a_record_too_large_in_an_array_or_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    for module in ("strict_json", "text"):
-        monkeypatch.setattr(f"hftune.data.readers.{module}.MAX_RECORD_BYTES", 3000)
+    for module in ("strict_json", "text_files"):
+        monkeypatch.setattr(f"hftune.data.{module}.MAX_RECORD_BYTES", 3000)
     texts = ["x" * (9000 if number == 7 else 10) for number in range(20)]
     content = "[" + ",\n".join(json.dumps({"text": text}) for text in texts) + "]"
     file = tmp_path / f"a{suffix}"

@@ -16,8 +16,8 @@ from hftune.arguments.entry import parse_arguments
 from hftune.arguments.merging import MergeArguments
 from hftune.data import sources as parts
 from hftune.data.counts import Counts
-from hftune.data.readers.specs import parse_sources
 from hftune.data.sources import TokenizedSource, draw_records
+from hftune.data.specs import parse_sources
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.merging.inputs import read_inputs
 from hftune.models.loading.config_file import check_config

@@ -7,10 +7,10 @@ from typing import Any
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
-from hftune.data.readers.columns import parse_columns
-from hftune.data.readers.files import find_files
-from hftune.data.readers.hub import may_exist
-from hftune.data.readers.specs import parse_sources, path_exists
+from hftune.data.columns import parse_columns
+from hftune.data.files import find_files
+from hftune.data.hub import may_exist
+from hftune.data.specs import parse_sources, path_exists
 from hftune.errors import ArgumentError, UserError
 from hftune.path_hints import path_hint
 from hftune.preflight.facts import Facts

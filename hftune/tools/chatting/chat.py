@@ -13,8 +13,8 @@ from hftune import terminal
 from hftune.arguments.asking import ChatArguments
 from hftune.checkpoints.folder_checks import check_recorded
 from hftune.checkpoints.manifest import read_manifest
+from hftune.data.files import Row
 from hftune.data.messages import Message
-from hftune.data.readers.files import Row
 from hftune.data.records import to_conversation
 from hftune.data.tool_calls import parse_tools
 from hftune.errors import ArgumentError, DataError, UserError, did_you_mean, raise_together

@@ -15,9 +15,9 @@ import xxhash
 from ftfy.badness import is_bad
 
 from hftune.data.compared_answers import to_preference
+from hftune.data.files import Row
 from hftune.data.formats import CONVERSATIONS, TEXTS, first_fit, is_labelled, pair_format
 from hftune.data.messages import Message
-from hftune.data.readers.files import Row
 from hftune.data.records import NO_ASSISTANT, to_conversation, to_labelled, to_prompt, to_text
 from hftune.errors import DataError, shown
 from hftune.secrets import IN_URL, MASK

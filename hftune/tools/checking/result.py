@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hftune.arguments.option import option
-from hftune.data.readers.files import Chunk, FailedChunk, chunks
+from hftune.data.files import Chunk, FailedChunk, chunks
 from hftune.publishing.disk import write_file
 from hftune.secrets import redact
 from hftune.tools.reporting.page import as_html, html_page, part

@@ -17,11 +17,11 @@ from tqdm.auto import tqdm
 
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.inputs import inputs_of
+from hftune.data.arrow_files import ArrowRecords
+from hftune.data.columns import apply_columns, check_columns, parse_columns
 from hftune.data.encoder import default_workers, map_in_order
+from hftune.data.files import Chunk, Row, chunks, find_files, is_compressed
 from hftune.data.formats import take_unread
-from hftune.data.readers.columnar import ArrowRecords
-from hftune.data.readers.columns import apply_columns, check_columns, parse_columns
-from hftune.data.readers.files import Chunk, Row, chunks, find_files, is_compressed
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
 from hftune.logging import notice
 from hftune.publishing.folder import published_folder

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hftune.data.columns import apply_columns, columns_found
+from hftune.data.files import Chunk, Row, RowOrError
 from hftune.data.formats import take_unread
-from hftune.data.readers.columns import apply_columns, columns_found
-from hftune.data.readers.files import Chunk, Row, RowOrError
 from hftune.errors import DataError, shown
 from hftune.secrets import MASK, redact
 from hftune.tools.checking import records as texts

@@ -9,7 +9,7 @@ from typing import Any
 
 from hftune.arguments.asking import ANSWER_TASKS
 from hftune.data.messages import Message
-from hftune.data.readers.strict_json import loads
+from hftune.data.strict_json import loads
 from hftune.errors import ArgumentError, DataError
 from hftune.on_demand import on_demand
 from hftune.trainers.rewards.builtin import accuracy

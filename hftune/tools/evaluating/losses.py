@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.batches.collators import CausalCollator
+from hftune.data.collators import CausalCollator
 from hftune.data.counts import FIX, Context, Counts
 from hftune.data.encode import ChatEncoder
-from hftune.data.readers.files import Row
+from hftune.data.files import Row
 from hftune.inference.generate import batches_by_length
 from hftune.inference.loading import Talker
 from hftune.models.kernels.answer_head import add_answer_head

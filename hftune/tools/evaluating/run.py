@@ -17,7 +17,7 @@ from hftune.arguments.asking import ANSWER_TASKS, COMPARED_TASKS, OF_ANSWERS, OW
 from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.inputs import inputs_of
 from hftune.checkpoints.manifest import text_fingerprint
-from hftune.data.readers.files import Row
+from hftune.data.files import Row
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.inference.generate import Answerer

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.arguments.stage_table import base_stage, take_script
+from hftune.data.files import Row, chunks
 from hftune.data.formats import (
     FORMATS,
     PROMPTS,
@@ -18,7 +19,6 @@ from hftune.data.formats import (
     pair_format,
     script_for,
 )
-from hftune.data.readers.files import Row, chunks
 from hftune.visible import say
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments.distill import DistillArguments
 from hftune.arguments.model import ModelArguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.batches.collators import CausalCollator
+from hftune.data.collators import CausalCollator
 from hftune.data.counts import Context
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.kernels.chunked_heads import CHUNK_BYTES

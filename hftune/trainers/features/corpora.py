@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from hftune.checkpoints.integrity import TRAINER_STATE
 from hftune.constants import ORIGIN
-from hftune.data.corpus.blocks import BlockDataset, BlockSampler
-from hftune.data.corpus.streaming import Progress
+from hftune.data.blocks import BlockDataset, BlockSampler
+from hftune.data.streaming import Progress
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice

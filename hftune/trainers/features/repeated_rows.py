@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hftune.constants import FILLER, IGNORE_INDEX, LABEL_COUNT
-from hftune.data.batches.collators import CausalCollator, FlatCollator
+from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.distributed import ranks
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.order import innermost_sampler

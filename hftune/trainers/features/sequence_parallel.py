@@ -20,7 +20,7 @@ from accelerate.utils import gather_object
 from torch.utils.data import DataLoader
 
 from hftune.compat.installing import replace_method
-from hftune.data.batches.collators import sliced
+from hftune.data.collators import sliced
 from hftune.distributed import ranks, sequence_parallel
 from hftune.distributed.ranks import Mesh
 from hftune.distributed.sequence_parallel import SequenceGroup

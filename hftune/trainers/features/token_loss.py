@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 
 from hftune.constants import FILLER, IGNORE_INDEX, LABEL_COUNT, TEACHER_ROWS
-from hftune.data.batches.collators import shifted
+from hftune.data.collators import shifted
 from hftune.models.kernels.answer_head import AnswerOutput, add_answer_head
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run, plain_model

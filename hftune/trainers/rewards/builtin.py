@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hftune.data.readers.strict_json import loads
+from hftune.data.strict_json import loads
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notice
 from hftune.trainers.rewards.final_answer import candidates, marked

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.checkpoints.reward_scale import RewardScale
-from hftune.data.batches.collators import CausalCollator
+from hftune.data.collators import CausalCollator
 from hftune.data.compared_answers import Solution
 from hftune.data.encode_rewards import SINGLE, Scored, ScoringEncoder
 from hftune.data.messages import Message

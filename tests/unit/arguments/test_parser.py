@@ -16,7 +16,7 @@ from hftune.arguments.ranges import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.rl_algorithms import RLOOArguments
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import stage_parser
-from hftune.data.readers.columns import parse_columns
+from hftune.data.columns import parse_columns
 from hftune.errors import ArgumentError, UserError
 
 OUT = ["--output_dir", "out"]

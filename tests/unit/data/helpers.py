@@ -22,8 +22,8 @@ from hftune.data.encode_pairs import Limits, PairEncoder
 from hftune.data.encode_prompts import PromptEncoder
 from hftune.data.encode_rewards import RewardPairEncoder
 from hftune.data.encoder import Encoder, _encode_chunk, keep_in_memory, without_counts
+from hftune.data.files import ParsedChunk, Row, chunks
 from hftune.data.packing import Packing, PackStats, pack_into
-from hftune.data.readers.files import ParsedChunk, Row, chunks
 from hftune.data.rendering import Renderer
 from hftune.data.turns import TurnFinder
 

@@ -12,7 +12,7 @@ from datasets import Dataset
 from hftune.arguments.asking import AskArguments
 from hftune.data.counts import Context
 from hftune.data.encode_rewards import ScoringEncoder
-from hftune.data.readers.files import Row
+from hftune.data.files import Row
 from hftune.errors import DataError
 from hftune.inference.generate import Answerer
 from hftune.inference.loading import Talker, load_talker

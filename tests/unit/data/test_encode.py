@@ -20,7 +20,7 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.counts import Counts
 from hftune.data.encode import ChatEncoder, PrefixEncoder, TextEncoder
 from hftune.data.encoder import write_tokenised
-from hftune.data.readers.files import Row
+from hftune.data.files import Row
 from hftune.data.turns import Span, SpannedText
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import (

@@ -14,7 +14,7 @@ from hftune.data import encoder
 from hftune.data.counts import Counts, describe_turn_tokens
 from hftune.data.encode import ChatEncoder
 from hftune.data.encoder import without_counts, write_tokenised
-from hftune.data.readers.files import chunks, find_files, first_rows
+from hftune.data.files import chunks, find_files, first_rows
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, tokenize_chat, user
 from tests.unit.data.test_turn_tokens import PREFERENCE, encoded

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hftune.data.compared_answers import to_preference
+from hftune.data.files import Row, find_files
 from hftune.data.formats import (
     FORMATS,
     KTO,
@@ -22,7 +23,6 @@ from hftune.data.formats import (
     take_unread,
 )
 from hftune.data.messages import parse_messages
-from hftune.data.readers.files import Row, find_files
 from hftune.data.records import to_conversation, to_labelled, to_prompt, to_text
 from hftune.errors import DataError
 from hftune.tools.records.entry import describe_format

@@ -13,8 +13,8 @@ from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.data.compared_answers import to_preference
 from hftune.data.encode import ChatEncoder
+from hftune.data.files import Row
 from hftune.data.generated import KINDS, dummy_chunks, generated_source
-from hftune.data.readers.files import Row
 from hftune.data.records import to_conversation, to_labelled, to_prompt, to_text
 from hftune.data.splits import load_splits
 from hftune.errors import ArgumentError

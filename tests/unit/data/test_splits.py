@@ -19,9 +19,9 @@ from hftune.checkpoints.inputs import record_inputs
 from hftune.data import sources
 from hftune.data.counts import Counts
 from hftune.data.encoder import IDS, Encoder
+from hftune.data.files import Row
 from hftune.data.mixture import Mixture
 from hftune.data.packing import PackStats
-from hftune.data.readers.files import Row
 from hftune.data.sources import hold_out
 from hftune.data.splits import Splits, describe, describe_packing, load_splits
 from hftune.errors import ArgumentError, DataError

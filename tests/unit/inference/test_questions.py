@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.data.readers.files import Row
+from hftune.data.files import Row
 from hftune.inference.questions import question_of, rows_of
 from hftune.tools.evaluating.answer_scores import scores
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hftune.checkpoints.manifest import COMPLETE, read_manifest
 from hftune.cli import dispatch
 from hftune.data.compared_answers import to_preference
-from hftune.data.readers.files import Row
+from hftune.data.files import Row
 from hftune.data.records import to_conversation
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.inference.generate import Answerer

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from hftune.arguments.entry import parse_arguments
-from hftune.data.batches.collators import FlatCollator
+from hftune.data.collators import FlatCollator
 from hftune.data.splits import Splits
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer

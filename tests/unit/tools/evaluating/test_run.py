@@ -16,7 +16,7 @@ from hftune.checkpoints.manifest import COMPLETE, read_manifest
 from hftune.cli import dispatch
 from hftune.data.counts import Counts
 from hftune.data.encode import ChatEncoder
-from hftune.data.readers.files import Row
+from hftune.data.files import Row
 from hftune.digests import changed_files
 from hftune.errors import ArgumentError
 from hftune.logging import notices

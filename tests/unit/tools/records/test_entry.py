@@ -11,8 +11,8 @@ from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.stage_table import STAGES, Stage
 from hftune.cli import dispatch
-from hftune.data.corpus.splits import open_tokenized
 from hftune.data.encode import ChatEncoder, TextEncoder
+from hftune.data.endless import open_tokenized
 from hftune.data.splits import load_splits, make_encoder
 from hftune.errors import ArgumentError, DataError
 from hftune.models.loading.tokenizer import load_tokenizer

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hftune.constants import IGNORE_INDEX, ORIGIN
-from hftune.data.batches.collators import causal_collator
+from hftune.data.collators import causal_collator
 from hftune.logging import notices
 from hftune.trainers.distillation.on_policy import PATIENCE, OnPolicyAnswers, prompt_of, records_of
 from tests.unit.trainers.features import made_up

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hftune.data.batches.collators import CausalCollator, FlatCollator
+from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.trainers.distillation.teachers import ServerTeacher, StoredTeacher
 from hftune.trainers.features.token_loss import next_tokens
 from tests.unit.data.target_files import VOCABULARY, conversations, said_at, write

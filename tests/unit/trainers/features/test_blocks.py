@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.data.corpus.blocks import BlockDataset, Settings
-from hftune.data.corpus.documents import Documents
+from hftune.data.blocks import BlockDataset, Settings
+from hftune.data.documents import Documents
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
 from hftune.trainers.features.corpora import LOADER_STATE_NAME
 from hftune.trainers.pt import PTTrainer
-from tests.unit.data.corpus.corpora import write_corpus
+from tests.unit.data.corpora import write_corpus
 from tests.unit.data.helpers import make_tokenizer
 from tests.unit.trainers.tiny import arguments, tiny_llama
 

@@ -11,7 +11,7 @@ import pytest
 
 from hftune import logging
 from hftune.constants import ORIGIN
-from hftune.data.corpus.streaming import End, Origin, Progress, Window
+from hftune.data.streaming import End, Origin, Progress, Window
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, ManifestError
 from hftune.trainers.features import corpora
@@ -25,7 +25,7 @@ from hftune.trainers.features.corpora import (
     refuse_state,
 )
 from hftune.trainers.features.feature import state_errors
-from tests.unit.data.corpus.streams import stream_of
+from tests.unit.data.streams import stream_of
 from tests.unit.trainers.features import made_up
 
 

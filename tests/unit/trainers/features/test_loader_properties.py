@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, RandomSampler
 
-from hftune.data.batches.collators import CausalCollator
+from hftune.data.collators import CausalCollator
 from hftune.distributed.ranks import Mesh
 from hftune.trainers.features import repeated_rows
 from hftune.trainers.features.order import set_epoch

@@ -12,9 +12,9 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from hftune.constants import FILLER, LABEL_COUNT
-from hftune.data.batches.collators import CausalCollator, FlatCollator
-from hftune.data.batches.pairs import FlatPairCollator
-from hftune.data.batches.pairs import PairCollator as RewardPairs
+from hftune.data.collators import CausalCollator, FlatCollator
+from hftune.data.pair_collators import FlatPairCollator
+from hftune.data.pair_collators import PairCollator as RewardPairs
 from hftune.distributed.ranks import Mesh
 from hftune.trainers.features import repeated_rows
 from hftune.trainers.features.repeated_rows import OF_TOKENS, ROWS, RepeatedRows, WithRows, rows_behind

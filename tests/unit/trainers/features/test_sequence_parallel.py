@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.data.batches.collators import FlatCollator
+from hftune.data.collators import FlatCollator
 from hftune.distributed.ranks import Mesh
 from hftune.trainers.features import sequence_parallel
 from hftune.trainers.features.sequence_parallel import SequenceParallel

@@ -18,8 +18,8 @@ from hftune.logging import notices
 from hftune.trainers.features.corpora import LOADER_STATE_NAME
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
-from tests.unit.data.corpus.streams import stream_of
 from tests.unit.data.helpers import make_tokenizer
+from tests.unit.data.streams import stream_of
 from tests.unit.trainers.tiny import arguments, tiny_llama
 
 TRAINERS: dict[str, Any] = {"pt": PTTrainer, "sft": SFTTrainer}

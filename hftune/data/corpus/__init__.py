@@ -1,1 +1,0 @@
-"""Data sets larger than a list of records: tokenised folders, mixtures, streams, and where a run stands in them."""

@@ -71,7 +71,7 @@ def make_weights(sizes: dict[str, Any], folder: Path, tokenizer: Any) -> None:
 
 def make_tokenizer() -> Any:
     """A byte-level tokenizer of 2,000 tokens, with ChatML."""
-    from hftune.data.generated import dummy_chunks
+    from hftune.data.sources import dummy_chunks
     from hftune.tools.doctor import tiny
 
     texts = (row.value["text"] for chunk in dummy_chunks(200, "text") for row in chunk.rows())  # type: ignore[union-attr]

@@ -29,7 +29,7 @@ def write_records(file: Path, source: Path | None, count: int) -> None:
     """`count` conversations: those of `source` over and over, or generated ones."""
     if source is None:
         sys.path.insert(0, str(ROOT))
-        from hftune.data.generated import dummy_chunks
+        from hftune.data.sources import dummy_chunks
 
         made = (row.value for chunk in dummy_chunks(count, "conversation") for row in chunk.rows())
         lines = [json.dumps(value, ensure_ascii=False) for value in made]  # type: ignore[union-attr]

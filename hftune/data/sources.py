@@ -20,13 +20,13 @@ from hftune.arguments.data import DataArguments
 from hftune.data.columns import parse_columns
 from hftune.data.counts import Counts, all_dropped, describe_rewritten, describe_turn_tokens
 from hftune.data.encoder import Encoder, default_workers, write_batches, write_tokenised
-from hftune.data.files import Chunk, chunks, first_rows, sampled_positions, sampled_rows
+from hftune.data.files import Chunk, Row, RowOrError, chunks, first_rows, sampled_positions, sampled_rows
 from hftune.data.formats import describe_unread
 from hftune.data.hub import data_files
 from hftune.data.storage import cached, fingerprint
 from hftune.distributed import ranks
 from hftune.distributed.nodes import once_a_machine
-from hftune.errors import DataError
+from hftune.errors import ArgumentError, DataError
 from hftune.logging import notice
 
 MOST_REPEATS, MOST_REPEATED = 1_000, 100_000_000
@@ -284,3 +284,86 @@ def concatenated(parts: Sequence[TokenizedSource]) -> TokenizedSource:
     key = xxhash.xxh3_128("".join(part.key for part in parts).encode()).hexdigest()
     files = [file for part in parts for file in part.files]
     return TokenizedSource(concatenate_datasets([part.dataset for part in parts]), counts, files, key)
+
+
+# --- --dummy_data: records for benchmarks, the same on every machine, of any number without a file --------------------
+
+KINDS = ("text", "conversation", "preference", "prompt", "labelled")
+"""What a generated record is for: run_pt, run_sft, run_rm and run_dpo, run_rl, KTO."""
+
+FILE = "dummy_data"
+"""What generated rows give as their file."""
+
+_VOCABULARY = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
+    "时间 世界 学校 国家 问题 工作 数据 模型 训练 语言"
+)
+_WORDS = _VOCABULARY.split()
+
+
+def generated_source(encoder: Encoder, data_args: DataArguments) -> TokenizedSource:
+    """`--dummy_data` records."""
+    assert data_args.dummy_data is not None
+    kind = encoder.dummy_kind
+    key = fingerprint(
+        [], encoder.tokenizer, **record_settings(encoder, data_args), records=[data_args.dummy_data, kind]
+    )
+    read = partial(dummy_chunks, data_args.dummy_data, kind)
+    return cached_source(key, read, encoder, data_args, [FILE], "--dummy_data")
+
+
+@dataclass(frozen=True, slots=True)
+class DummyRecords(Chunk):
+    """Records `first` (1-based) to `first + count - 1` of one kind."""
+
+    first: int
+    count: int
+    kind: str
+    words: int
+    file: str = FILE
+
+    def rows(self) -> Iterator[RowOrError]:
+        """Make them; a record depends on nothing but its number, its kind and `words`."""
+        for number in range(self.first, self.first + self.count):
+            yield Row(_record(number, self.kind, self.words), self.file, number)
+
+
+def dummy_chunks(count: int, kind: str, *, words: int = 200, rows_per_chunk: int = 256) -> Iterator[Chunk]:
+    """`count` generated records as chunks.
+
+    Args:
+        kind: One of `KINDS`.
+        words: Words of a text or an answer on average; a record has between half and one and a half times as many.
+
+    Raises:
+        ArgumentError: Fewer than one record.
+    """
+    assert kind in KINDS, kind
+    if count < 1:
+        raise ArgumentError(f"{count} generated records", place="--dummy_data", fix="Give 1 or more.")
+    for first in range(1, count + 1, rows_per_chunk):
+        yield DummyRecords(first, min(rows_per_chunk, count + 1 - first), kind, words)
+
+
+def _record(number: int, kind: str, words: int) -> dict[str, Any]:
+    # Seeded by the number alone: any worker makes the same record, and a longer data set begins with a shorter one.
+    source = random.Random(number)
+    question = {"role": "user", "content": f"{number}: {_text(source, max(1, words // 8))}?"}
+    if kind == "text":
+        return {"text": f"{number}: {_text(source, words)}"}
+    if kind == "prompt":
+        return {"prompt": [question], "answer": source.choice(_WORDS)}
+    # A number at the end of each answer keeps two of them from being equal.
+    answers = [{"role": "assistant", "content": f"{_text(source, words)} {index}."} for index in range(2)]
+    if kind == "preference":
+        return {"prompt": [question], "chosen": answers[:1], "rejected": answers[1:]}
+    if kind == "labelled":
+        return {"prompt": [question], "completion": answers[:1], "label": number % 2 == 1}
+    more = {"role": "user", "content": f"{_text(source, max(1, words // 8))}?"}
+    return {"messages": [question, answers[0], more, answers[1]]}
+
+
+def _text(source: random.Random, words: int) -> str:
+    return " ".join(source.choices(_WORDS, k=source.randint(max(1, words // 2), max(1, words * 3 // 2))))

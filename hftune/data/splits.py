@@ -28,6 +28,7 @@ from hftune.data.sources import (
     concatenated,
     draw_records,
     finished,
+    generated_source,
     limit_sources,
     load_source,
     select_records,
@@ -44,7 +45,6 @@ from hftune.on_demand import on_demand
 _ON_DEMAND = {
     "streaming": "hftune.data.endless:open_stream",
     "blocks": "hftune.data.endless:open_tokenized",
-    "dummy_data": "hftune.data.generated:generated_source",
     "teacher_targets": "hftune.data.teacher_targets:taught_source",
 }
 
@@ -178,7 +178,7 @@ def _drawn(encoders: dict[str, Encoder], data_args: DataArguments, seed: int) ->
 
 def _training_parts(encoder: Encoder, data_args: DataArguments, seed: int, limit: int) -> list[TokenizedSource]:
     if data_args.dummy_data is not None:
-        return limit_sources([on_demand(_ON_DEMAND["dummy_data"])(encoder, data_args)], limit)
+        return limit_sources([generated_source(encoder, data_args)], limit)
     shuffle = data_args.shuffle_seed
     if data_args.dataset_name:
         return _parts(data_args.dataset_name, "--dataset_name", encoder, data_args, seed, limit, shuffle)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.collators import CausalCollator, FlatCollator
+from hftune.data.collators import CausalCollator, FlatCollator, sliced
+from hftune.data.pair_collators import FlatPairCollator, PairCollator, StepCollator
+from hftune.distributed.sequence_parallel import SequenceGroup
 
 EXAMPLES = [{"input_ids": [5, 6, 0], "labels": [IGNORE_INDEX, 6, 0]}, {"input_ids": [7], "labels": [7]}]
 
@@ -103,3 +107,110 @@ def test_places_of_targets_travel_with_their_tokens() -> None:
     assert padded.tolist() == [[-1, 4, 5], [-1, -1, -1]] and padded.dtype == torch.int64
     flat = FlatCollator()(examples)["teacher_rows"]
     assert isinstance(flat, torch.Tensor) and flat.tolist() == [[-1, 4, 5, -1]]
+
+
+PAIRS = [
+    {"chosen_ids": [1, 2, 9], "rejected_ids": [3], "margin": 0.5, "index": 4},
+    {"chosen_ids": [4, 9, 9], "rejected_ids": [5, 6], "margin": 1.0, "index": 7},
+]
+
+
+def test_padded() -> None:
+    batch = PairCollator(0)(PAIRS)
+    assert batch["input_ids"].tolist() == [[1, 2, 9], [4, 9, 9], [3, 0, 0], [5, 6, 0]]
+    assert batch["index"].tolist() == [4, 7] and batch["margin"].tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("collator", [PairCollator(0), FlatPairCollator(9)])
+def test_margins_are_numbers_of_a_loss(collator: Any) -> None:
+    assert collator([{**pair, "margin": 1} for pair in PAIRS])["margin"].dtype == torch.float32
+    assert collator.loss_knows_fillers is True
+
+
+def test_flat() -> None:
+    batch = FlatPairCollator(9)(PAIRS)
+    #                                       chosen            rejected
+    assert batch["input_ids"].tolist() == [[1, 2, 9, 4, 9, 9, 3, 5, 6]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 0, 0, 1]]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 6, 7, 9]
+    # The last token that is not the pad token, which is the end of text here.
+    assert batch["ends"].tolist() == [1, 3, 6, 8]
+    assert batch["margin"].tolist() == [0.5, 1.0] and batch["index"].tolist() == [4, 7]
+    assert "labels" not in batch and isinstance(batch["ends"], torch.Tensor)
+
+
+PAIRS = [
+    {"input_ids": [1, 2, 3, 4], "ends": [1, 3], "step_labels": [1.0, 0.0], "index": 5},
+    {"input_ids": [6, 7], "ends": [1], "step_labels": [0.5], "index": 6},
+]
+
+
+@pytest.mark.parametrize(
+    "flat, ids, ends", [(True, [[1, 2, 3, 4, 6, 7]], [1, 3, 5]), (False, [[1, 2, 3, 4], [6, 7, 0, 0]], [1, 3, 5])]
+)
+def test_batches(flat: bool, ids: list[list[int]], ends: list[int]) -> None:
+    batch = StepCollator(0, flat=flat)(PAIRS)
+    assert batch["input_ids"].tolist() == ids and batch["ends"].tolist() == ends
+    assert batch["labels"].tolist() == [1.0, 0.0, 0.5]
+    assert batch["steps"].tolist() == [2, 1] and batch["index"].tolist() == [5, 6]
+
+
+X = -100
+
+
+def row() -> dict:
+    """Documents of 3 and 4 tokens; the second's last two are trained, and all but the first of the first."""
+    return FlatCollator()(
+        [
+            {"input_ids": [10, 11, 12], "labels": [10, 11, 12], "loss_weights": [0.1, 0.2, 0.3]},
+            {"input_ids": [20, 21, 22, 23], "labels": [X, X, 22, 23], "loss_weights": [0.0, 0.0, 0.6, 0.7]},
+        ]
+    )
+
+
+def of(rank: int, size: int, batch: dict | None = None) -> dict:
+    return sliced(batch or row(), SequenceGroup(size, rank).slice_of, size)
+
+
+def test_two_slices() -> None:
+    first, second = of(0, 2), of(1, 2)
+    assert first["input_ids"].tolist() == [[10, 11, 12, 20]]
+    assert second["input_ids"].tolist() == [[21, 22, 23]]
+    assert first["position_ids"].tolist() == [[0, 1, 2, 0]]
+    assert second["position_ids"].tolist() == [[1, 2, 3]]
+    # Each place holds what comes after it: 12 is predicted from 11, nothing from the ends of documents.
+    assert first["shift_labels"].tolist() == [[11, 12, X, X]]
+    assert second["shift_labels"].tolist() == [[22, 23, X]]
+    assert torch.equal(first["labels"], first["shift_labels"])
+    assert torch.allclose(first["loss_weights"], torch.tensor([[0.2, 0.3, 0.0, 0.0]]))
+    assert torch.allclose(second["loss_weights"], torch.tensor([[0.6, 0.7, 0.0]]))
+    # And so do the places of targets.
+    rows = row() | {"teacher_rows": torch.tensor([[-1, 0, 1, -1, -1, 2, 3]])}
+    assert [of(rank, 2, rows)["teacher_rows"].tolist() for rank in (0, 1)] == [[[0, 1, -1, -1]], [[2, 3, -1]]]
+    for part in (first, second):
+        assert part["cu_seq_lens_q"].tolist() == part["cu_seq_lens_k"].tolist() == [0, 3, 7]
+        assert part["max_length_q"] == 4
+
+
+def test_the_label_after_a_slice_is_kept() -> None:
+    """The border of slices lies within a document: 21 belongs to the second, and is predicted by the first."""
+    batch = FlatCollator()([{"input_ids": [20, 21], "labels": [20, 21]}])
+    assert of(0, 2, batch)["shift_labels"].tolist() == [[21]]
+    assert of(1, 2, batch)["shift_labels"].tolist() == [[X]]
+
+
+def test_nothing_is_lost_or_counted_twice() -> None:
+    for size in range(1, 8):
+        parts = [of(rank, size) for rank in range(size)]
+        assert torch.cat([part["input_ids"] for part in parts], dim=1).tolist() == row()["input_ids"].tolist()
+        trained = torch.cat([part["shift_labels"] for part in parts], dim=1)
+        assert trained[trained != X].tolist() == [11, 12, 22, 23]
+
+
+def test_a_row_shorter_than_the_group_is_filled_up() -> None:
+    batch = FlatCollator()([{"input_ids": [10, 11], "labels": [10, 11]}])
+    parts = [of(rank, 4, batch) for rank in range(4)]
+    assert [part["input_ids"].tolist() for part in parts] == [[[10]], [[11]], [[0]], [[0]]]
+    assert [part["shift_labels"].tolist() for part in parts] == [[[11]], [[X]], [[X]], [[X]]]
+    assert parts[0]["cu_seq_lens_q"].tolist() == [0, 2, 4]  # a document of its own
+    assert parts[3]["position_ids"].tolist() == [[1]]

@@ -24,7 +24,7 @@ from hftune.models.kernels.divergences import Divergence, Lesson, TeacherStates,
 from hftune.models.kernels.scoring_head import shared_rows
 from hftune.trainers.ppo.maths import token_rewards
 from tests.table.tiny import model_class, tiny_config
-from tests.unit.data.test_sequence_slices import row as row_of_two
+from tests.unit.data.test_collators import row as row_of_two
 from tests.unit.trainers.features import test_token_loss as answer_loss
 
 CPU = torch.device("cpu")

@@ -289,10 +289,8 @@ def test_an_end_once_and_at_the_end(chatml: PreTrainedTokenizerFast, ids: list[i
     [
         (None, 0, [], 0),
         (None, 5, [5], 0),
-        (None, 1, [], 0),
         (2, 5, [2, 2], 1),
         (3, 5, [3, 2], 0),
-        (4, 1, [], 0),
         (5, 5, [5], 0),
     ],
 )

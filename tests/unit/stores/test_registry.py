@@ -25,7 +25,6 @@ SHAREGPT = {"formatting": "sharegpt", "file_name": "a"}
     ("entry", "source", "columns"),
     [
         ({"file_name": "a.json"}, "{folder}/a.json", {}),
-        ({"file_name": "a.json", "num_samples": 7}, "{folder}/a.json#7", {}),
         ({"file_name": "s3://b/a.json"}, "s3://b/a.json", {}),
         ({"hf_hub_url": "o/n", "subset": "en", "split": "test"}, "o/n:en@test", {}),
         ({"hf_hub_url": "o/n", "ms_hub_url": "p/n"}, "o/n", {}),
@@ -66,7 +65,6 @@ def test_the_hub_decides_which_name_counts(tmp_path: Path) -> None:
         ({"file_name": "a", "columns": {"images": "images"}}, "it has images"),
         ({"file_name": "a", "columns": {"prompts": "ask"}}, "unknown columns: prompts"),
         ({"file_name": "a", "formatting": "openai"}, "formatting is openai"),
-        ({"file_name": "a", "tags": {"role_tag": "who"}}, "tags name turns"),
         ({"file_name": "a", "tags": {"role_tag": "role", "content_tag": "value"}}, "tags name turns"),
         ({"file_name": "a", "tags": {"user_tag": "patient"}}, "tags name turns"),
     ],

@@ -255,7 +255,7 @@ class PairEncoder(Encoder):
             seen = Counts()
             found = truncated_pair(pair, self.limits, seen)
             # Equal after truncation: the loss would be a constant, and its gradient nothing.
-            if found is not None and len(found.answers) == 2 and np.array_equal(*found.answers):
+            if found is not None and len(found.answers) == 2 and np.array_equal(found.answers[0], found.answers[1]):
                 found, seen = None, Counts(dropped={"chosen and rejected are equal after truncation": 1})
             counts.add(seen)
             if found is None:

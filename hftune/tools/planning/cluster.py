@@ -11,8 +11,8 @@ import torch
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import PTArguments, StageArguments
-from hftune.data.readers.files import find_files
-from hftune.data.readers.specs import parse_sources
+from hftune.data.files import find_files
+from hftune.data.specs import parse_sources
 from hftune.distributed import launch
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.preflight.devices import DEVICES, GIB, Device, known_gpu

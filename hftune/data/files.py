@@ -333,30 +333,6 @@ def first_rows(found: Iterator[Chunk], limit: int) -> Iterator[Chunk]:
             return
 
 
-def sampled_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) -> Iterator[Chunk]:
-    """`number` records of some chunks, drawn with `seed`, in the order of the files; all where there are no more.
-
-    The records are those that `datasets.Dataset.shuffle(seed=seed).select(range(number))` takes. They are read twice:
-    the first time they are counted.
-
-    Args:
-        read: Gives the chunks, each time from the first one.
-    """
-    # Records, not lines: only parsing tells how many there are.
-    count = sum(1 for chunk in read() for _ in chunk.rows())
-    if number >= count:
-        yield from read()
-        return
-    chosen = set(sampled_positions(count, number, seed))
-    at = 0
-    for chunk in read():
-        rows = list(chunk.rows())
-        taken = [row for place, row in enumerate(rows, start=at) if place in chosen]
-        at += len(rows)
-        if taken:
-            yield ParsedChunk(taken)
-
-
 def sampled_positions(count: int, number: int, seed: int) -> list[int]:
     """The positions of `number` of `count` records, drawn as `datasets.Dataset.shuffle` does, sorted."""
     # As `datasets` does it, so that a seed chosen with MedicalGPT gives the records that it gave there.

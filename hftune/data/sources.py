@@ -20,7 +20,7 @@ from hftune.arguments.data import DataArguments
 from hftune.data.columns import parse_columns
 from hftune.data.counts import Counts, all_dropped, describe_rewritten, describe_turn_tokens
 from hftune.data.encoder import Encoder, default_workers, write_batches, write_tokenised
-from hftune.data.files import Chunk, Row, RowOrError, chunks, first_rows, sampled_positions, sampled_rows
+from hftune.data.files import Chunk, Row, RowOrError, chunks, first_rows, sampled_positions
 from hftune.data.formats import describe_unread
 from hftune.data.hub import data_files
 from hftune.data.storage import cached, fingerprint
@@ -44,13 +44,12 @@ class TokenizedSource:
 
 
 def load_source(
-    path: str, flag: str, encoder: Encoder, data_args: DataArguments, *, limit: int = -1, seed: int | None = None
+    path: str, flag: str, encoder: Encoder, data_args: DataArguments, *, limit: int = -1
 ) -> TokenizedSource:
     """The records of a file, a folder or a Hub name, tokenised, from the cache where they are there.
 
     Args:
         limit: Read so many records at most; -1 for all.
-        seed: Draw these with it from all there are; None for the first ones.
 
     Raises:
         DataError: A file or record that cannot be used, with file and line; or nothing left.
@@ -59,9 +58,8 @@ def load_source(
     # Before the first byte is read: what changes from here on is noticed.
     states = _states(files)
     settings = record_settings(encoder, data_args)
-    records = limit if seed is None or limit < 0 else [limit, seed]
     # The files of a machine are the same for all of its processes; one of them reads them.
-    key = once_a_machine(partial(fingerprint, files, encoder.tokenizer, **settings, records=records))
+    key = once_a_machine(partial(fingerprint, files, encoder.tokenizer, **settings, records=limit))
     # Processes on several machines have each read the files; with other keys they would train on other records.
     if len(set(ranks.gathered_objects(key))) > 1:
         raise _changed(files)
@@ -72,7 +70,7 @@ def load_source(
             raise _changed(files)
 
     names = [str(file) for file in files]
-    read = partial(_chunks, files, limit, seed)
+    read = partial(_chunks, files, limit)
     return cached_source(key, read, encoder, data_args, names, f"{flag} {path}", check)
 
 
@@ -143,10 +141,8 @@ def cached_source(
     return TokenizedSource(dataset, counts, files, key)
 
 
-def _chunks(files: list[Path], limit: int, seed: int | None) -> Iterator[Chunk]:
-    if limit < 0:
-        return chunks(files)
-    return first_rows(chunks(files), limit) if seed is None else sampled_rows(partial(chunks, files), limit, seed)
+def _chunks(files: list[Path], limit: int) -> Iterator[Chunk]:
+    return chunks(files) if limit < 0 else first_rows(chunks(files), limit)
 
 
 # --- some of them ---------------------------------------------------------------------------------------------------

@@ -189,11 +189,11 @@ def _training_parts(encoder: Encoder, data_args: DataArguments, seed: int, limit
 def _parts(
     given: str, flag: str, encoder: Encoder, data_args: DataArguments, seed: int, limit: int, shuffle: int | None = None
 ) -> list[TokenizedSource]:
-    """The parts of a list of sources; with a single one, what lies behind `limit` is not tokenised."""
+    """The parts of a list of sources; of a single one whose first records are taken, no others are tokenised."""
     specs = parse_sources(given, flag=flag)
-    # With several sources the limit counts over all of them, and how many each has is known only when it is read.
-    if len(specs) == 1 and specs[0].take is None:
-        return [load_source(specs[0].path, flag, encoder, data_args, limit=limit, seed=shuffle)]
+    # With several sources, or records that are drawn, how many there are of all is known only when they are read.
+    if len(specs) == 1 and specs[0].take is None and shuffle is None:
+        return [load_source(specs[0].path, flag, encoder, data_args, limit=limit)]
     named = [(spec.take, f"{flag} {spec.path}", load_source(spec.path, flag, encoder, data_args)) for spec in specs]
     return limit_sources([draw_records(part, number, seed, place) for number, place, part in named], limit, shuffle)
 

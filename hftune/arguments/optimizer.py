@@ -170,20 +170,10 @@ class FreezingArguments:
         "of the base that are trained in full and saved with it.",
     )
     trainable_parameters_regex: str | None = option(None, "Train parameters in whose names this is found, likewise.")
-    freeze_trainable_layers: int | None = option(
-        None, "Train the last N decoder layers only; the first N for -N (freeze tuning)."
-    )
-    freeze_trainable_modules: list[str] = option(
-        ["all"], "With --freeze_trainable_layers: modules of these layers, such as self_attn,mlp; or all."
-    )
-    freeze_extra_modules: list[str] | None = option(
-        None, "With --freeze_trainable_layers: modules outside of the layers to train as well (lm_head)."
-    )
 
     def __post_init__(self) -> None:
         # `a,b` and `a b` mean the same, as for the modules of an adapter.
-        self.freeze_trainable_modules = split_commas(self.freeze_trainable_modules)
-        for name in ("freeze_parameters", "trainable_parameters", "freeze_extra_modules"):
+        for name in ("freeze_parameters", "trainable_parameters"):
             if getattr(self, name):
                 setattr(self, name, split_commas(getattr(self, name)))
 
@@ -191,7 +181,7 @@ class FreezingArguments:
     def freezes(self) -> bool:
         """Whether a flag leaves some parameters as they are."""
         by_name = bool(self.freeze_parameters or self.freeze_parameters_regex)
-        return by_name or self.freeze_parameters_ratio > 0 or self.freeze_trainable_layers is not None
+        return by_name or self.freeze_parameters_ratio > 0
 
     @property
     def unfreezes(self) -> bool:

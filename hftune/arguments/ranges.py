@@ -104,7 +104,7 @@ _NAMES = {
     "[0, 1e6] or -1": "top_k",
     # Where the other sign means something: the first layers instead of the last, a penalty instead of a bonus.
     "[-1e6, 1e6]": """
-        entropy_coef f_alpha_divergence_coef freeze_trainable_layers missing_eos_penalty reward_weights threshold
+        entropy_coef f_alpha_divergence_coef missing_eos_penalty reward_weights threshold
     """,
     "[0, 1e6]": """
         beta center_rewards_coefficient cliprange_value cpo_alpha delta desirable_weight dpop_lambda

@@ -160,13 +160,6 @@ class SequenceGroup:
         dist.all_reduce(total, group=self.group)
         return total
 
-    def largest(self, value: torch.Tensor) -> torch.Tensor:
-        """The largest value in the group."""
-        most = value.detach().clone()
-        # In place, hence on a copy: the caller's value stays its own.
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
-        return most
-
     def same(self, value: torch.Tensor) -> bool:
         """Whether a scalar on the device is the same in all of the group."""
         found = [torch.empty_like(value) for _ in range(self.size)]

@@ -16,7 +16,7 @@ from hftune.data.collators import FlatCollator, sliced
 from hftune.distributed import sequence_parallel
 from hftune.distributed.ranks import Mesh
 from hftune.models.attention.segments import SEGMENTS
-from hftune.models.attention.ulysses import ULYSSES, stretch_by_whole_rows
+from hftune.models.attention.ulysses import ULYSSES
 from tests.architectures import make_config
 from tests.forks import fork_and_wait
 
@@ -34,24 +34,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {},  # latent attention: keys and values of unlike sizes
     "gpt_oss": {"num_local_experts": 4, "head_dim": 8, "sliding_window": 4},  # sinks
     "llama, one head of keys": {"num_key_value_heads": 1},
-    # Positions that stretch by the longest document of the row, which lies in the second slice.
-    "llama, stretched": {
-        "max_position_embeddings": 8,
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
-    },
-    "phi3, stretched": {
-        "original_max_position_embeddings": 10,
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "short_factor": [1.0] * 4,
-            "long_factor": [3.0] * 4,
-        },
-    },
-    "deepseek_v2, stretched": {
-        "max_position_embeddings": 8,
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
-    },
 }
 
 
@@ -91,7 +73,6 @@ def compare(name: str) -> None:
     weights = torch.randn(1, sum(LENGTHS), 320, generator=torch.Generator().manual_seed(1))
     whole, gradients = of_the_whole(name, weights[..., : made(name, SEGMENTS).config.vocab_size])
     model, batch = made(name, ULYSSES), sliced(row(), group.slice_of, group.size)
-    assert stretch_by_whole_rows(model) == ("stretched" in name)
     del batch["labels"], batch["shift_labels"]
     part = group.slice_of(sum(LENGTHS))
     logits = model(**batch).logits

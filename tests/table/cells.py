@@ -90,7 +90,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "loraplus": (*_LORA, "--loraplus_lr_ratio", str(LORAPLUS_RATIO)),
     "layerwise": (*_FULL, "--layerwise_lr_decay_bound", str(LAYERWISE_BOUND)),
     "freeze_prefix": (*_FULL, "--freeze_parameters", "model.embed_tokens"),
-    "freeze_layers": (*_FULL, "--freeze_trainable_layers", "1"),
 }
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = {

@@ -114,7 +114,6 @@ _TRAINED: dict[str, Callable[[Plain], set[str]]] = {
     "full": lambda model: set(model.parameters),
     "layerwise": lambda model: set(model.parameters),
     "freeze_prefix": lambda model: {name for name in model.parameters if not name.startswith("model.embed_tokens.")},
-    "freeze_layers": lambda model: {name for name in model.parameters if f".layers.{model.layers - 1}." in name},
     "lora": _all,
     "rslora": _all,
     "loraplus": _all,

@@ -1,7 +1,7 @@
-"""Which parameters are trained: by prefix, regex, share from the bottom, or layer.
+"""Which parameters are trained: by prefix, regex, or share from the bottom.
 
-Flags, order and meaning are Megatron-SWIFT's: first what is frozen, then what is trainable, which wins. Layers are
-LLaMA-Factory's freeze tuning. Unlike there, a name that matches nothing is an error.
+Flags, order and meaning are Megatron-SWIFT's: first what is frozen, then what is trainable, which wins. Unlike there,
+a name that matches nothing is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
-from hftune.models.structure import decoder_layers, decoder_list, other_parameters
+from hftune.models.structure import decoder_list, other_parameters
 
 
 def freeze(model: PreTrainedModel, args: AdapterArguments) -> None:
@@ -36,13 +36,11 @@ def plan_freezing(model: PreTrainedModel, args: AdapterArguments) -> set[int]:
     """Ids of the parameters that are trained. Reads names and sizes only: a model on the meta device will do.
 
     Raises:
-        ArgumentError: A prefix, regex, layer or module that matches nothing, or nothing that is left to train.
+        ArgumentError: A prefix or regex that matches nothing, or nothing that is left to train.
     """
     # By identity, so that tied parameters, which have two names, are one.
     others = other_parameters(model)
     trained = {id(parameter) for parameter in model.parameters()} - others
-    if args.freeze_trainable_layers is not None:
-        trained = set(_ids(_of_layers(model, args)))
     trained -= set(_ids(_first(model, args.freeze_parameters_ratio)))
     problems: list[ArgumentError] = []
     frozen = _named(model, args.freeze_parameters, args.freeze_parameters_regex, "freeze", problems)
@@ -167,38 +165,3 @@ def _say_longer_numbers(flag: str, prefix: str, found: Iterable[str]) -> None:
     longer = [name for name in found if prefix[-1:].isdigit() and name[len(prefix) :][:1].isdigit()]
     if longer:
         notice(f"{flag} {prefix} also means {longer[0]} and others like it; write {prefix}. to mean that one alone")
-
-
-def _of_layers(model: PreTrainedModel, args: AdapterArguments) -> dict[str, torch.nn.Parameter]:
-    """Parameters of the last N decoder layers (the first N for -N), and of the extra modules."""
-    named, asked = _all(model), args.freeze_trainable_layers
-    found = decoder_list(model)
-    count = len(decoder_layers(model))
-    layer = re.compile(rf"^{re.escape(found or '')}\.(\d+)\.")
-    if not asked or abs(asked) > count:
-        raise ArgumentError(
-            f"the model has {count} layers",
-            place=f"--freeze_trainable_layers {asked}",
-            fix=f"give 1 to {count}, or -1 ...",
-        )
-    layers = range(count - asked, count) if asked > 0 else range(-asked)
-    inside = {name: parameter for name, parameter in named if (match := layer.match(name)) and int(match[1]) in layers}
-    # Embeddings, the last norm, the head: frozen unless `--freeze_extra_modules` names them.
-    outside = {name: parameter for name, parameter in named if not layer.match(name)}
-    return _having(inside, args.freeze_trainable_modules, "--freeze_trainable_modules") | _having(
-        outside, args.freeze_extra_modules or [], "--freeze_extra_modules"
-    )
-
-
-def _having(named: dict[str, torch.nn.Parameter], modules: list[str], flag: str) -> dict[str, torch.nn.Parameter]:
-    """Parameters that have one of the module names among the parts of theirs."""
-    if modules == ["all"]:
-        return named
-    chosen: dict[str, torch.nn.Parameter] = {}
-    for module in modules:
-        found = {name: parameter for name, parameter in named.items() if f".{module}." in f".{name}"}
-        if not found:
-            parts = sorted({part for name in named for part in name.split(".")[:-1] if not part.isdigit()})
-            raise ArgumentError(f"there is no {module} here", place=flag, fix="use some of: " + ", ".join(parts))
-        chosen |= found
-    return chosen

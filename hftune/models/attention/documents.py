@@ -1,9 +1,9 @@
-"""Documents of a row kept apart by whatever a model has for it: attention, kernels with borders, or rows of their own.
+"""Documents of a row kept apart by whatever a model has for it: attention, or rows of their own.
 
 There are three ways, each more general than the one before:
 
     attention   every layer is attention, which masks and borders keep to a document
-    mixers      layers with a state as well: their kernels take borders, or they are called with a row a document
+    mixers      layers with a state as well, which are called with a row a document
     backbone    the whole model is called with padded rows of one document each, whatever it is made of
 """
 
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from hftune.distributed import zero
 from hftune.models.attention.isolation import BACKBONE, MIXERS
-from hftune.models.attention.mixers import BORDERS, Group, Unfolding, call_by_documents, kernels_take_borders, mixers_of
+from hftune.models.attention.mixers import BORDERS, Group, Unfolding, call_by_documents, mixers_of
 from hftune.models.structure import body_of
 
 
@@ -48,14 +48,6 @@ class Row:
         lengths = [after - before for before, after in pairwise(self.borders.tolist())]
         return Unfolding(lengths, self.borders.device, whole=self.whole)
 
-    @cached_property
-    def for_kernels(self) -> dict[str, torch.Tensor]:
-        """Borders as kernels take them: where documents begin, and the number of each token's document."""
-        assert self.borders is not None, "a row of documents"
-        lengths = self.borders.diff()
-        numbers = torch.arange(len(lengths), device=lengths.device, dtype=torch.int32)
-        return {"cu_seq_lens_q": self.borders, "seq_idx": numbers.repeat_interleave(lengths)[None]}
-
 
 class Documents:
     """What the rows hold that a model computes.
@@ -65,12 +57,11 @@ class Documents:
 
     Args:
         way: ATTENTION, MIXERS or BACKBONE.
-        kernels: Whether kernels of the model's mixers take borders.
         whole: Whether documents must stay in one group: under ZeRO-3 every process calls a module as often.
     """
 
-    def __init__(self, way: str, *, kernels: bool = False, whole: bool = False) -> None:
-        self.way, self.trusts_kernels, self.whole = way, kernels, whole
+    def __init__(self, way: str, *, whole: bool = False) -> None:
+        self.way, self.whole = way, whole
         self._now: Row | None = None
         self._trained: Row | None = None
 
@@ -99,9 +90,6 @@ class Documents:
         Args:
             whole_model: Whether BACKBONE is one.
         """
-        if self.way == MIXERS and self.trusts_kernels:
-            self.trusts_kernels = False
-            return "layers with a state are called a document at a time"
         if self.way != BACKBONE and whole_model:
             self.way = BACKBONE
             return "the model reads the documents of a row as padded rows"
@@ -116,8 +104,7 @@ def isolate_documents(model: PreTrainedModel, way: str) -> None:
     """
     # Towers of a model of several parts read no text.
     mixers = mixers_of(model.get_decoder()) if way == MIXERS else []
-    kernels = any(kernels_take_borders(mixer) for mixer in mixers)
-    documents = Documents(way, kernels=kernels, whole=zero.is_any_partitioned(model))
+    documents = Documents(way, whole=zero.is_any_partitioned(model))
     for mixer in mixers:
         call_by_documents(mixer, documents)
     # Bound methods, not closures: a copy of the model has a copy of them.

@@ -28,6 +28,9 @@ OWN_MASKS = ("doge",)
 DEAF_ATTENTION = ("nemotron", "stablelm")
 """Architectures whose layers hand on nothing of what the model is given: their attention hears of no shared prompts."""
 
+STRETCHED = ("dynamic", "longrope")
+"""Rotary positions that stretch as far as the longest document of a row needs."""
+
 _KNOWN = (
     "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "sdpa", "eager", SEGMENTS, VARLEN,
 )  # fmt: skip
@@ -137,6 +140,11 @@ def why_not_shareable(config: PreTrainedConfig, size: int) -> str | None:
     heads = getattr(text, "num_attention_heads", None)
     if isinstance(heads, int) and heads < size:
         return f"its {heads} heads of attention do not suffice for {size} processes"
+    ropes = getattr(text, "rope_parameters", None) or {}
+    kinds = {str(one.get("rope_type")) for one in (ropes, *ropes.values()) if isinstance(one, dict)}
+    if any(name in kind for kind in kinds for name in STRETCHED):
+        # transformers looks at the largest position that it is given: each process would stretch by its own slice.
+        return "its positions stretch by the length of a row, of which each process has a slice"
     chunked = "chunked_attention" in (getattr(text, "layer_types", None) or ())
     if chunked or getattr(text, "attention_chunk_size", None):
         return "its chunked attention is laid out from the beginning of a slice, not of a document"

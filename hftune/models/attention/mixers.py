@@ -1,7 +1,7 @@
 """Layers that carry a state from token to token (gated delta rule, Mamba, short convolutions), and where they end it.
 
-Such a layer mixes tokens by other ways than attention, so that no mask keeps documents of a row apart in it. Its
-kernels may take the borders of documents; without them it is called with rows of one document each.
+Such a layer mixes tokens by other ways than attention, so that no mask keeps documents of a row apart in it: it is
+called with rows of one document each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import GradientCheckpointingLayer
 
-from hftune.compat.installing import replace_method, usable
+from hftune.compat.installing import replace_method
 from hftune.models.attention.isolation import MIXERS
 
 CACHES = {"past_key_values", "past_key_value", "cache_params", "layer_past", "past_states", "state", "cache"}
@@ -27,11 +27,6 @@ BORDERS = {"cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "max_length_q", "max_
 
 _ATTENTION_TABLE = "ALL_ATTENTION_FUNCTIONS"
 """The name under which transformers' models look up their attention: it is given masks, and keeps to them."""
-
-_KERNEL_CHOICE = "transformers.integrations.hub_kernels.use_kernel_func_from_hub_with_fallback"
-
-_ONE_TOKEN = ("update", "recurrent")
-"""In names of kernels that are called for a single new token, which training never does."""
 
 
 def mixers_of(model: nn.Module) -> list[nn.Module]:
@@ -63,29 +58,6 @@ def is_attention(module: nn.Module) -> bool:
     return code is not None and _ATTENTION_TABLE in code.co_names
 
 
-def kernels_take_borders(mixer: nn.Module) -> bool:
-    """Whether all kernels that a mixer calls for a row are installed, and each has an argument for borders."""
-    if not usable(_KERNEL_CHOICE):
-        return False
-    forward = inspect.unwrap(type(mixer).forward)
-    names = [name for name in forward.__code__.co_names if not any(word in name for word in _ONE_TOKEN)]
-    kernels = [forward.__globals__.get(name) for name in names]
-    known = [takes for one in kernels if callable(one) and (takes := _kernel_borders(one)) is not None]
-    return bool(known) and all(known)
-
-
-def _kernel_borders(function: Callable[..., Any]) -> bool | None:
-    """Whether a function is a kernel with an argument for borders; None where it stands for no kernel."""
-    if not hasattr(function, "__wrapped__") or not hasattr(function, "__code__"):
-        return None
-    # transformers chooses between a package's kernel and its own path where it defines the function, and says only in
-    # the variables of that function what it chose and which arguments it hands on.
-    inside = inspect.getclosurevars(function).nonlocals
-    if "is_new_implementation" not in inside:
-        return None
-    return bool(inside["is_new_implementation"]) and not BORDERS.isdisjoint(inside.get("applicable_params", ()))
-
-
 def call_by_documents(mixer: nn.Module, documents: Any) -> None:
     """Have a mixer end its state where a document ends, in place.
 
@@ -93,18 +65,13 @@ def call_by_documents(mixer: nn.Module, documents: Any) -> None:
         documents: A `Documents`, which says what the row holds that is computed.
     """
     original = type(mixer).forward
-    takes = inspect.signature(original).parameters.values()
-    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes)
-    has_kernels = open_ended and kernels_take_borders(mixer)
 
     @functools.wraps(original)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         now: Any = self.hftune_documents
         row = now.row
         several = now.way == MIXERS and row is not None and row.has_several
-        if several and has_kernels and now.trusts_kernels and _row(args, kwargs).is_cuda:
-            return original(self, *args, **{**kwargs, **row.for_kernels})
-        # Where no kernel takes them, even the borders of a single document are refused.
+        # torch's own path of a mixer refuses even the borders of a single document.
         plain = {name: value for name, value in kwargs.items() if name not in BORDERS}
         if several:
             return by_documents(functools.partial(original, self), row.unfolding, args, plain)
@@ -113,12 +80,6 @@ def call_by_documents(mixer: nn.Module, documents: Any) -> None:
     # Of the object, so that a copy of the model has a copy of it.
     mixer.hftune_documents = documents
     replace_method(mixer, "forward", forward)
-
-
-def _row(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    values = (*args, *kwargs.values())
-    first: torch.Tensor = next(value for value in values if isinstance(value, torch.Tensor))
-    return first
 
 
 def by_documents(

@@ -74,7 +74,7 @@ _ADAPTER = (
 )  # fmt: skip
 _FREEZING = (
     "freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio", "trainable_parameters",
-    "trainable_parameters_regex", "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules",
+    "trainable_parameters_regex",
 )  # fmt: skip
 _TRAINING = ("rl_algorithm", "critic", "optim", "optim_target_modules", "loraplus_lr_ratio", "layerwise_lr_decay_bound")
 """With these, arguments that decide which parameters are trained, and what is kept for each."""

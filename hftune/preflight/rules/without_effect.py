@@ -29,7 +29,6 @@ use_peft: lora_r lora_alpha lora_dropout lora_target_modules target_regex exclud
 loraplus_lr_ratio: loraplus_lr_embedding
 peft_path: create_new_adapter
 load_in_4bit: bnb_4bit_quant_type bnb_4bit_quant_storage use_bnb_nested_quant
-freeze_trainable_layers: freeze_extra_modules freeze_trainable_modules
 
 train_file_dir: columns on_bad_record dataset_dir
 mix_strategy under|over: train_dataset_prob

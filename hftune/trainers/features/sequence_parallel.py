@@ -25,7 +25,6 @@ from hftune.distributed import ranks, sequence_parallel
 from hftune.distributed.ranks import Mesh
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.logging import notice
-from hftune.models.attention.ulysses import stretch_by_whole_rows
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run
 
@@ -51,8 +50,7 @@ class SequenceParallel(Feature):
         )
 
     def on_built(self, run: Run) -> None:
-        """Have the model use positions and masks of whole rows."""
-        stretch_by_whole_rows(run.model)
+        """The noise of NEFTune is that of whole rows."""
         if run.neftune_noise_alpha:
             # The noise is scaled by the tokens of what the embedding sees, which is a slice now.
             run.neftune_noise_alpha /= math.sqrt(run.args.mesh.sequence)

@@ -15,7 +15,6 @@ from transformers.masking_utils import causal_mask_function
 from hftune.data.collators import _filled
 from hftune.losses.preference import desensitised
 from hftune.losses.routers import balance_loss, z_loss
-from hftune.models.attention.documents import Row
 from hftune.models.attention.segments import Segments, segments_attention, segments_mask
 from hftune.models.attention.shared_prompts import SharedPrompts
 from hftune.models.kernels.answer_head import add_answer_head
@@ -116,9 +115,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "routers": routers,
     "rewards of tokens": rewarded,
     "answers of a length": lambda: lambda: desensitised(per_token, LENGTHS, LENGTHS - 1, 0.5),
-    "borders of documents": lambda: (
-        lambda: list(Row(torch.tensor([0, 2, 5], device=CPU), whole=False).for_kernels.values())
-    ),
     "a window": lambda: lambda: (RUNS.band(4), RUNS.dense(2, 6)),
     "runs": lambda: lambda: segments_mask(2, 6, 6, mask_function=causal_mask_function, device=CPU).borders,  # type: ignore[union-attr]
     "one more token": lambda: lambda: segments_mask(2, 1, 6, 5, mask_function=causal_mask_function, device=CPU),

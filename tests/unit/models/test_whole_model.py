@@ -162,7 +162,7 @@ def test_freezing_counts_what_text_trains(tmp_path: Path) -> None:
     first = plan_freezing(model, AdapterArguments(freeze_parameters_ratio=0.5))
     assert first < text and id(model.get_input_embeddings().weight) not in first
     with pytest.raises(ArgumentError, match="no text passes through"):
-        plan_freezing(model, AdapterArguments(freeze_trainable_layers=None, freeze_parameters=["model.language", "lm"]))
+        plan_freezing(model, AdapterArguments(freeze_parameters=["model.language", "lm"]))
 
 
 def test_an_adapter_that_peft_trained_on_the_class_of_all_parts_is_merged(tmp_path: Path) -> None:

@@ -49,14 +49,6 @@ def frozen(model: Path, *flags: str) -> torch.nn.Module:
         (["--freeze_parameters_ratio", "1", "--trainable_parameters", "lm_head"], {"model.embed_tokens.weight"}),
         (["--freeze_parameters_ratio", "1", "--trainable_parameters_regex", r"1\.mlp"], layer(1, MLP)),
         (["--freeze_parameters", "model.", "--trainable_parameters", "model.norm"], {"model.norm.weight"}),
-        (["--freeze_trainable_layers", "1"], LAYER1),
-        (["--freeze_trainable_layers", "-1"], LAYER0),
-        (["--freeze_trainable_layers", "1", "--freeze_trainable_modules", "mlp,input_layernorm"],
-         layer(1, MLP | {"input_layernorm"})),
-        (["--freeze_trainable_layers", "2", "--freeze_trainable_modules", "self_attn",
-          "--freeze_extra_modules", "norm"], layer(0, ATTENTION) | layer(1, ATTENTION) | {"model.norm.weight"}),
-        (["--freeze_trainable_layers", "1", "--freeze_parameters_regex", "norm",
-          "--trainable_parameters", "model.norm"], LAYER1 - layer(1, NORMS) | {"model.norm.weight"}),
     ],
 )  # fmt: skip
 def test_only_what_should_change_changes(tiny_model: Path, flags: list[str], trained: set[str]) -> None:
@@ -92,10 +84,6 @@ def test_a_ratio_counts_whole_parameters_from_the_bottom(tiny_model: Path) -> No
         (["--freeze_parameters_regex", "(q"], "no regular expression"),
         (["--freeze_parameters_ratio", "1"], "every parameter is frozen"),
         (["--freeze_parameters_ratio", "1", "--trainable_parameters", "heads"], "begins with it"),
-        (["--freeze_trainable_layers", "3"], "the model has 2 layers"),
-        (["--freeze_trainable_layers", "0"], "the model has 2 layers"),
-        (["--freeze_trainable_layers", "1", "--freeze_trainable_modules", "attention"], "there is no attention here"),
-        (["--freeze_trainable_layers", "1", "--freeze_extra_modules", "self_attn"], "there is no self_attn here"),
     ],
 )
 def test_what_matches_nothing_is_an_error(tiny_model: Path, flags: list[str], part: str) -> None:

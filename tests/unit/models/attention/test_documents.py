@@ -25,9 +25,7 @@ def config(pad: Any = 3) -> Any:
 def test_a_row_with_several_documents() -> None:
     row = Row(BORDERS, whole=True)
     assert row.has_several and not Row(BORDERS[:2], whole=True).has_several and not Row(None, whole=False).has_several
-    assert row.for_kernels["seq_idx"].tolist() == [[0, 0, 1, 1, 1]]
-    assert row.for_kernels["seq_idx"].dtype == torch.int32, "as kernels take it"
-    assert row.for_kernels["cu_seq_lens_q"] is BORDERS and row.unfolding is row.unfolding
+    assert row.unfolding is row.unfolding
 
 
 def test_recomputed_layers_have_the_row_of_the_last_pass_with_gradients() -> None:
@@ -57,16 +55,10 @@ def test_documents_stay_in_one_group_where_they_must(way: str, whole: bool, expe
 
 
 def test_ways_from_the_narrow_to_the_wide() -> None:
-    documents = Documents(MIXERS, kernels=True)
-    assert "a document at a time" in str(documents.widen(whole_model=True))
-    assert not documents.trusts_kernels and documents.way == MIXERS
+    documents = Documents(MIXERS)
     assert documents.widen(whole_model=False) is None
     assert "padded rows" in str(documents.widen(whole_model=True)) and documents.way == BACKBONE
     assert documents.widen(whole_model=True) is None
-    plain = Documents(ATTENTION, kernels=True)
-    assert plain.widen(whole_model=False) is None and "padded rows" in str(plain.widen(whole_model=True))
-    assert plain.trusts_kernels
-    assert not Documents(MIXERS).trusts_kernels, "of which nothing is known"
 
 
 def model_forward(input_ids: Any = None, attention_mask: Any = None, inputs_embeds: Any = None) -> None: ...
@@ -163,18 +155,6 @@ def test_layers_with_a_state_are_called_by_documents(model_type: str) -> None:
     assert documents_of(model) is not None
 
 
-def test_what_is_known_of_a_model_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether kernels of its layers take borders, where it has such layers; whether its weights are partitioned."""
-    monkeypatch.setattr("hftune.models.attention.documents.kernels_take_borders", lambda mixer: True)
-    for model_type, way, kernels in (("mamba", MIXERS, True), ("mamba", ATTENTION, False), ("llama", MIXERS, False)):
-        for partitioned in (False, True):
-            monkeypatch.setattr("hftune.distributed.zero.is_any_partitioned", lambda model, found=partitioned: found)
-            model = model_class(model_type)(tiny_config(model_type))
-            isolate_documents(model, way)
-            found = documents_of(model)
-            assert found is not None and (found.way, found.trusts_kernels, found.whole) == (way, kernels, partitioned)
-
-
 def test_the_states_of_a_decoder_within_a_base_are_put_together() -> None:
     """Bart's head calls the decoder within its base; elsewhere the base is the decoder, and is told once."""
     for model_type in ("bart", "llama"):
@@ -182,3 +162,12 @@ def test_the_states_of_a_decoder_within_a_base_are_put_together() -> None:
         before = len(model.get_decoder()._forward_hooks)
         isolate_documents(model, BACKBONE)
         assert len(model.get_decoder()._forward_hooks) == before + 1
+
+
+def test_weights_that_are_partitioned_keep_documents_in_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    for partitioned in (False, True):
+        monkeypatch.setattr("hftune.distributed.zero.is_any_partitioned", lambda model, found=partitioned: found)
+        model = model_class("mamba")(tiny_config("mamba"))
+        isolate_documents(model, MIXERS)
+        found = documents_of(model)
+        assert found is not None and (found.way, found.whole) == (MIXERS, partitioned)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import copy
-import sys
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from transformers import GradientCheckpointingLayer
-from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hftune.models.attention.documents import Documents
 from hftune.models.attention.isolation import MIXERS
-from hftune.models.attention.mixers import Unfolding, call_by_documents, kernels_take_borders, mixers_of, similar
+from hftune.models.attention.mixers import Unfolding, call_by_documents, mixers_of, similar
 
 LENGTHS = [3, 1, 7, 4]
 
@@ -65,8 +62,8 @@ class Model(nn.Module):
         return hidden_states
 
 
-def begun(lengths: list[int] | None = LENGTHS, **options: Any) -> Documents:
-    documents = Documents(MIXERS, **options)
+def begun(lengths: list[int] | None = LENGTHS) -> Documents:
+    documents = Documents(MIXERS)
     documents.begin(None if lengths is None else torch.tensor([0, *lengths]).cumsum(0).int())
     return documents
 
@@ -124,51 +121,6 @@ def test_a_copy_has_documents_of_its_own() -> None:
     mixer.hftune_documents.begin(None)
     torch.testing.assert_close(other(row)[0], by_hand(row))
     assert torch.equal(mixer(row)[0], row.cumsum(1)) and len(mixer.calls) == 1
-
-
-@pytest.mark.parametrize(
-    ("kernels", "takes"),
-    [
-        ({"fn": "def fn(x, seq_idx=None): ...", "scan": "def scan(x, cu_seqlens=None): ..."}, True),
-        ({"fn": "def fn(x, seq_idx=None): ...", "scan": "def scan(x): ..."}, False),  # Mamba 1
-        ({"fn": "def fn(x, seq_idx=None): ..."}, False),
-        ({}, False),
-    ],
-)
-def test_kernels_that_take_borders(monkeypatch: pytest.MonkeyPatch, kernels: dict[str, str], takes: bool) -> None:
-    """As transformers finds them: a function of a package, or its own in the place of it."""
-    package = ModuleType("made_up_kernels")
-    for source in kernels.values():
-        exec(source, vars(package))
-    monkeypatch.setitem(sys.modules, "made_up_kernels", package)
-    choose = use_kernel_func_from_hub_with_fallback
-    code: dict[str, Any] = {"nn": nn}
-    for name in ("fn", "scan", "fn_update"):
-        own: dict[str, Any] = {}
-        exec(f"def {name}(x, **kwargs): return x", own)
-        code[name] = choose(name, "made_up_kernels")(own[name])
-    source = "class Mixer(nn.Module):\n    def forward(self, x, cache=None, **kwargs):\n"
-    exec(source + "        return fn_update(x) if cache else scan(fn(x, **kwargs), **kwargs)\n", code)
-    assert kernels_take_borders(code["Mixer"]()) is takes
-
-
-def test_kernels_get_borders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hftune.models.attention.mixers.kernels_take_borders", lambda mixer: True)
-    mixer, row = Sum(), torch.randn(1, sum(LENGTHS), 2)
-    documents = begun(kernels=True)
-    call_by_documents(mixer, documents)
-    mixer(row)
-    assert len(mixer.calls) == 3  # no kernel runs on a CPU
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    mixer.calls.clear()
-    mixer(row, cu_seq_lens_q=None)
-    (call,) = mixer.calls
-    assert call["cu_seq_lens_q"].tolist() == [0, 3, 4, 11, 15] and call["cu_seq_lens_q"].dtype == torch.int32
-    assert call["seq_idx"].tolist() == [[0] * 3 + [1] + [2] * 7 + [3] * 4] and call["seq_idx"].dtype == torch.int32
-    assert documents.widen(whole_model=False) is not None and documents.widen(whole_model=False) is None
-    mixer.calls.clear()
-    mixer(row)
-    assert len(mixer.calls) == 3
 
 
 SIX = [3, 1, 7, 4, 1, 6]

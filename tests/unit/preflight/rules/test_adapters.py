@@ -51,7 +51,6 @@ problems = partial(said.problems, rules=RULES)
         ([LORA, "--target_modules", "none"], ["nothing is adapted"]),
         ([LORA, "--freeze_parameters", "model"], ["the base of an adapter is frozen as a whole"]),
         (["--trainable_parameters", "lm_head"], ["everything is trained already", "--freeze_parameters_ratio 1"]),
-        (["--freeze_extra_modules", "norm"], ["no effect without --freeze_trainable_layers"]),
         (["--create_new_adapter"], ["no effect without --peft_path"]),
         ([LORA, "--create_new_adapter"], ["no effect without --peft_path"]),
         # names, looked up in the skeleton
@@ -89,7 +88,6 @@ def test_a_rule_each(tiny_model: Path, flags: list[str], parts: list[str]) -> No
         ["--qlora", "--lora_modules_to_save", "lm_head"],
         ["--qlora", "--trainable_parameters_regex", "norm"],
         ["--freeze_parameters", "model.embed_tokens", *ZERO3],
-        ["--freeze_trainable_layers", "1"],
     ],
 )
 def test_what_works_is_let_through(tiny_model: Path, flags: list[str]) -> None:
@@ -102,7 +100,6 @@ def test_nothing_is_loaded(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     assert "no module c_attn" in problems(tmp_path, LORA, "--target_modules", "c_attn")
     assert "no layer 20" in problems(tmp_path, LORA, "--layers_to_transform", "20")
-    assert "the model has 20 layers" in problems(tmp_path, "--freeze_trainable_layers", "21")
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,7 @@ def test_too_few_processes(tiny_model: Path) -> None:
         ({"model_type": "mamba"}, 2, "whose past is more than the attention mask says"),
         ({"model_type": "qwen3_next"}, 2, "linear_attention"),
         ({"model_type": "llama4_text"}, 2, "chunked attention"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 2, "stretch by"),
         ({"model_type": "llama", "num_attention_heads": 4}, 8, "its 4 heads of attention do not suffice"),
     ],
 )

@@ -71,7 +71,7 @@ def test_the_same_command_resumes(tiny_model: Path, full: Path, lora: Path) -> N
     # What may change while a run stands still.
     others = ["--logging_steps", "1", "--max_steps", "9", "--optim", "adamw_torch", "--lora_r", "99"]
     assert said(tiny_model, full, *others) == []
-    assert said(tiny_model, lora, *LORA, "--lora_dropout", "0.1", "--freeze_trainable_layers", "1") == []
+    assert said(tiny_model, lora, *LORA, "--lora_dropout", "0.1", "--freeze_parameters_ratio", "0.1") == []
     assert said(tiny_model, lora, *LORA[:3], "--target_modules", "all-linear") == []
 
 

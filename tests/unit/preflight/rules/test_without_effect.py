@@ -35,7 +35,6 @@ def said(stage: str, *flags: str) -> list[str]:
         ("sft", "--bnb_4bit_quant_type fp4 --load_in_8bit --use_peft", "--bnb_4bit_quant_type", "--load_in_4bit"),
         ("sft", "--loraplus_lr_embedding 1e-6 --use_peft", "--loraplus_lr_embedding", "--loraplus_lr_ratio"),
         ("sft", "--create_new_adapter --use_peft", "--create_new_adapter", "--peft_path"),
-        ("sft", "--freeze_trainable_modules mlp", "--freeze_trainable_modules", "--freeze_trainable_layers"),
         ("sft", "--eval_steps 5", "--eval_steps", "--validation_file_dir"),
         ("sft", "--do_train --do_eval", "--do_eval", "--validation_file_dir"),
         ("sft", "--max_eval_samples 5", "--max_eval_samples", "--validation_file_dir"),

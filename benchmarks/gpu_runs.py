@@ -85,7 +85,6 @@ EXTRA = [
     Run("sft", "full", "zero2", ("--fp16", "True", "--bf16", "False")),
     Run("sft", "qlora4", "plain", ("--use_dora",)),
     Run("sft", "lora", "plain", ("--use_dora",)),
-    Run("sft", "lora", "zero3", ("--init_lora_weights", "pissa")),
     Run("sft", "lora", "plain", ("--padding_free",)),
     Run("sft", "lora", "plain", ("--attn_implementation", "sdpa", "--packing")),
     Run("sft", "lora", "plain", ("--attn_implementation", "flex_attention", "--packing")),

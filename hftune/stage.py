@@ -33,7 +33,6 @@ from hftune.data.splits import Splits
 from hftune.distributed import phases, ranks, watchdog
 from hftune.errors import ArgumentError, Preempted, UserError, shown
 from hftune.logging import get_logger, notice, notices
-from hftune.models.adapters.initialisation import check_same_initialisation
 from hftune.on_demand import on_demand
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import Facts, Training, resolve
@@ -193,7 +192,6 @@ def _train(
     resume = find_checkpoint(args)
     if resume:
         report_nothing_left(args, resume)
-        check_same_initialisation(trainer.model, resume)
         manifest.update(_resumed(args, manifest, Path(resume)))
     # Each checkpoint carries it, so that whoever takes one up knows what made it.
     trainer.checkpoints.manifest = manifest | {"status": manifests.CHECKPOINT}

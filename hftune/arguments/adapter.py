@@ -44,8 +44,7 @@ class AdapterArguments(FreezingArguments):
     )
     init_lora_weights: str = option(
         "true",
-        "How a fresh adapter begins: true (A random, B zero), gaussian, orthogonal, mica, olora, pissa, or "
-        "pissa_niter_N (N rounds of fast SVD). What is saved always belongs to the unchanged base.",
+        "How a fresh adapter begins: true (A random, B zero), gaussian, orthogonal or mica.",
     )
     rank_pattern: str | None = option(None, 'Other ranks for some modules, as JSON: {"down_proj": 16}.')
     alpha_pattern: str | None = option(None, 'Other lora_alpha for some modules, as JSON: {"down_proj": 32}.')
@@ -129,16 +128,9 @@ class AdapterArguments(FreezingArguments):
         return None if self.create_new_adapter or not self.adapter_chain else self.adapter_chain[-1]
 
     @property
-    def changes_base(self) -> bool:
-        """Whether a fresh adapter begins with a part of the base, which is taken out of the base in memory."""
-        # PiSSA and OLoRA move the principal part of a weight into the adapter: base and adapter only make sense
-        # together.
-        return self.continued_adapter is None and self.init_lora_weights.startswith(("pissa", "olora"))
-
-    @property
     def starts_as_base(self) -> bool:
         """Whether the base, with the adapter switched off, is what training began from."""
-        return self.use_peft and self.continued_adapter is None and not self.changes_base
+        return self.use_peft and self.continued_adapter is None
 
     def patterns(self, name: str) -> dict[str, int]:
         """`rank_pattern` or `alpha_pattern` as a dict of module name (or regex) to a positive number.

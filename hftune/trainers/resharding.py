@@ -28,7 +28,6 @@ from hftune.distributed.zero import optimizer_members
 from hftune.distributed.zero_state import Groups, Slot
 from hftune.errors import ManifestError
 from hftune.logging import notice
-from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
 from hftune.opening.safetensors_file import load_tensor
 from hftune.opening.torch_file import checked_loading, load_torch
 from hftune.trainers.features.run import Run
@@ -271,8 +270,6 @@ def _exported(checkpoint: str, model: Any, grouped: list[list[str]]) -> dict[str
     readers: dict[str, Callable[[], Tensor]] = {
         name: partial(load_tensor, one.file, name) for name, one in stored.items()
     }
-    if initial_factors(model):  # saved as an adapter of the whole base
-        readers = _from_module(split_plain_lora({name: read() for name, read in readers.items()})[0])
     wanted = [name for group in grouped for name in group]
     lost = [name for name in wanted if exported_name(name) not in readers]
     if lost:

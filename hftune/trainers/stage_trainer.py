@@ -449,8 +449,6 @@ class StageTrainer(Base):
             state_dict = without_tied(self.model, self.own_weights(state_dict))
         with self.saving_weights(folder), saving.no_pickled_arguments(self, folder):
             super()._save(output_dir, state_dict)
-        if self.args.should_save:
-            saving.rewrite_adapter(self, folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Overrides `Trainer._load_from_checkpoint`: the inverse of `_save`, for runs without DeepSpeed."""

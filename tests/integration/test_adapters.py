@@ -56,12 +56,7 @@ def test_lora_goes_on_under_zero3(stage_run: Callable, workspace: Path) -> None:
         ("sft", "full", "zero2", ()),
         ("sft", "full", "zero3", ()),
         ("sft", "lora", "single", ()),
-        ("sft", "lora", "zero2", ("--init_lora_weights", "pissa")),
-        ("sft", "lora", "zero3", ("--init_lora_weights", "pissa_niter_8")),
-        ("sft", "lora", "single", ("--init_lora_weights", "olora")),
         ("sft", "lora", "zero3", ("--lora_modules_to_save", "embed_tokens")),
-        ("dpo", "lora", "zero2", ("--init_lora_weights", "pissa")),
-        ("dpo", "lora", "zero3", ("--init_lora_weights", "pissa")),
         ("rm", "lora", "zero3", ()),
     ],
 )
@@ -103,7 +98,6 @@ def test_freezing_trains_alike(stage_run: Callable, tiny_model: Path, mode: str)
 
 
 VARIANTS = {
-    "pissa": ("--init_lora_weights", "pissa"),
     "dora": ("--use_dora",),
     "whole": ("--trainable_parameters", "model.embed_tokens", "model.norm", "model.layers.1.mlp"),
     "regex": ("--target_regex", r".*\.(q|v)_proj"),

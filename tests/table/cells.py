@@ -85,8 +85,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "lora_experts": (*_LORA, "--lora_target_modules", "none", "--lora_target_parameters", "experts.down_proj"),
     "lora_tokens": (*_LORA, "--trainable_token_indices", "5", "6"),
     "lora_norms": (*_LORA, "--trainable_parameters", "model.norm"),
-    "pissa": (*_LORA, "--init_lora_weights", "pissa"),
-    "olora": (*_LORA, "--init_lora_weights", "olora"),
     "loraplus": (*_LORA, "--loraplus_lr_ratio", str(LORAPLUS_RATIO)),
     "layerwise": (*_FULL, "--layerwise_lr_decay_bound", str(LAYERWISE_BOUND)),
     "freeze_prefix": (*_FULL, "--freeze_parameters", "model.embed_tokens"),

@@ -117,8 +117,6 @@ _TRAINED: dict[str, Callable[[Plain], set[str]]] = {
     "lora": _all,
     "rslora": _all,
     "loraplus": _all,
-    "pissa": _all,
-    "olora": _all,
     "dora": lambda model: _all(model, "magnitude_vector.default.weight"),
     "lora_names": lambda model: _lora(_ending(model, "o_proj")),
     "lora_regex": lambda model: _lora({name for name in model.linears if re.fullmatch(LORA_REGEX, name)}),

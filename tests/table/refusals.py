@@ -108,16 +108,6 @@ RULES: tuple[Rule, ...] = (
         lambda cell: cell.script == "dpo" and cell.method in ("lora_bias_all", "lora_bias_only"),
     ),
     Rule(
-        "it takes a part out of the base",
-        "PiSSA and OLoRA take a part out of the base, which would be quantised anew and no longer be the base on disk.",
-        lambda cell: cell.base != "fp32" and cell.method in ("pissa", "olora"),
-    ),
-    Rule(
-        "only modules can begin so",
-        "In a mixture `all` adapts the stacked experts, which cannot begin with a part of themselves.",
-        lambda cell: cell.method in ("pissa", "olora") and _adapts_experts(cell),
-    ),
-    Rule(
         "neither DoRA nor dropout",
         "In a mixture `all` adapts the stacked experts, for which peft has no DoRA.",
         lambda cell: cell.method == "dora" and _adapts_experts(cell),

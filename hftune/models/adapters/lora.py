@@ -17,7 +17,6 @@ from hftune.models.adapters.folding import fold_adapters, load_adapter, read_lor
 from hftune.models.adapters.lora_config import inject, lora_config
 from hftune.models.adapters.new_token_rows import new_rows_config
 from hftune.models.adapters.parameter_report import report_targets
-from hftune.on_demand import on_demand
 
 # Flags that a fresh adapter reads, and the field of a saved one that holds instead where one is trained further.
 _FIXED_BY_ADAPTER = {
@@ -70,8 +69,6 @@ def add_lora(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
     if head is not None and not hasattr(head, "bias"):
         # peft's wrapper of a head whose rows are trained has none, and TRL reads it.
         head.register_parameter("bias", None)
-    if adapter_args.changes_base:
-        on_demand("hftune.models.adapters.initialisation:keep_initial_factors")(adapted)
     patches.write_no_card(adapted)
     return adapted
 

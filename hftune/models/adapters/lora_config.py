@@ -45,7 +45,7 @@ def lora_config(model: PreTrainedModel, adapter_args: AdapterArguments) -> LoraC
             fix="train it whole with --lora_modules_to_save embed_tokens, or some rows with --trainable_token_indices",
         )
     with warnings.catch_warnings():
-        # The warning is about peft's own conversion of PiSSA; hftune has another (`adapters/initialisation.py`).
+        # The warning is about beginnings that hftune does not offer.
         warnings.filterwarnings("ignore", message="Using Rank-Stabilized LoRA with rank_pattern")
         config = _config(model, adapter_args, targets, to_save)
     _check_patterns(model, config)

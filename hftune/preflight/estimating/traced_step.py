@@ -102,7 +102,7 @@ def _adapted(miniature: Miniature, adapter_args: AdapterArguments) -> Any:
     else:
         # Layers have other numbers in the miniature; an adapter of some layers is planned as one of all.
         config = lora_config(miniature.model, replace(adapter_args, layers_to_transform=None))
-    # Initialisers read values (PiSSA takes an SVD of the base), and the meta device has none.
+    # Initialisers read values (an orthogonal one is made by QR), and the meta device has none.
     config.init_lora_weights = False
     miniature.model.requires_grad_(False)
     with torch.device("meta"), zero.no_partitioning(), quiet():

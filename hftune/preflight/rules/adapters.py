@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from hftune.preflight.memory import try_adapter
 from hftune.preflight.model_folder import check_adapter_fits
 from hftune.preflight.rules import Clashes, clashes, raised
 
-_BEGINNINGS = "true, gaussian, orthogonal, mica, olora, pissa or pissa_niter_N"
+_BEGINNINGS = "true, gaussian, orthogonal or mica"
 # peft also knows beginnings that are computed from data or gradients before training.
 _NEED_DATA = ("eva", "corda", "lora_ga", "loftq")
 
@@ -64,7 +63,10 @@ def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
     # peft takes them from a pass over data, which none of hftune's loaders makes before the adapter is there.
     if init in _NEED_DATA:
         yield ArgumentError("this beginning needs a pass over data first", place=flag, fix=f"use {_BEGINNINGS}")
-    elif not re.fullmatch(r"true|gaussian|orthogonal|mica|olora|pissa(_niter_\d+)?", init):
+    elif init.startswith(("pissa", "olora")):
+        cause = "an adapter that begins with a part of the base fits a changed base alone"
+        yield ArgumentError(cause, place=flag, fix=f"use {_BEGINNINGS}; or train it with peft")
+    elif init not in ("true", "gaussian", "orthogonal", "mica"):
         yield ArgumentError("this beginning is not known", place=flag, fix=f"use {_BEGINNINGS}")
     packed = "--load_in_4bit / --load_in_8bit"
     others: Clashes = {
@@ -74,13 +76,7 @@ def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
         ),
         "--use_dora": (init == "mica" and args.use_dora, "peft has no such pair"),
     }
-    # PiSSA and its like subtract what the adapter begins with from the base's weights.
-    if args.changes_base:
-        others[packed] = (
-            args.quantised,
-            "it takes a part out of the base, which would be quantised anew and no longer be the base on disk",
-        )
-    elif init in ("orthogonal", "mica"):
+    if init in ("orthogonal", "mica"):
         others[packed] = (args.quantised, "peft (0.21) computes it in the dtype of the weights, which are packed")
     yield from clashes(flag, others)
     # peft takes one half of an orthogonal matrix for A and the other for B.

@@ -10,12 +10,6 @@ from typing import Any
 from hftune.checkpoints.sharded_state import exported_name
 from hftune.distributed import zero
 from hftune.logging import get_logger, notice
-from hftune.models.adapters.initialisation import (
-    initial_factors,
-    load_plain_lora,
-    rewrite_as_plain,
-    split_plain_lora,
-)
 from hftune.models.loading.stored_weights import stored_otherwise, tensors_by_parameter
 from hftune.trainers.features.run import Run
 
@@ -52,17 +46,8 @@ class UnpicklableArguments:
         return str, ("the arguments are in hftune.json",)
 
 
-def rewrite_adapter(run: Run, folder: Path) -> None:
-    """Save an adapter that began with a part of the base as one of it all; on the process that writes."""
-    if initial_factors(run.model):
-        rewrite_as_plain(run.model, str(folder))
-
-
 def load_weights(run: Run, checkpoint: str) -> bool:
     """Load saved weights without DeepSpeed, where the Trainer would not find them all; whether that is done."""
-    if initial_factors(run.model):
-        load_plain_lora(run.model, checkpoint)
-        return True
     if stored_otherwise(run.model, checkpoint):
         # The Trainer would leave such parameters as they are, without a word.
         run.model.load_state_dict(tensors_by_parameter(run.model, checkpoint))
@@ -81,8 +66,6 @@ def load_best(run: Run) -> bool:
         return load_weights(run, str(best))
     get_logger().info("going back to the best weights, %s", best)
     tensors = tensors_by_parameter(run.model, best)
-    if initial_factors(run.model):  # saved as an adapter of the whole base
-        tensors, _ = split_plain_lora(tensors)
     missing = load_exported(run.model, tensors)
     if missing:
         notice(f"{best} lacks {len(missing)} trained tensors ({missing[0]}, ...): those stay as they are")

@@ -42,15 +42,6 @@ def test_a_fresh_one_on_top_folds_all_of_them() -> None:
     assert args.starts_as_base
 
 
-@pytest.mark.parametrize(
-    ("init", "changes"), [("True", False), ("gaussian", False), ("pissa_niter_4", True), ("OLoRA", True)]
-)
-def test_a_fresh_adapter_may_take_a_part_of_the_base(init: str, changes: bool) -> None:
-    args = AdapterArguments(use_peft=True, init_lora_weights=init)
-    assert args.changes_base is changes and args.starts_as_base is not changes
-    assert not AdapterArguments(peft_path="a", init_lora_weights=init).changes_base, "one that goes on takes nothing"
-
-
 def test_names_with_commas_and_numbers_alone() -> None:
     args = AdapterArguments(lora_target_modules=["q_proj,v_proj", "o_proj"], layers_to_transform=3)  # type: ignore[arg-type] # as in YAML
     assert args.lora_target_modules == ["q_proj", "v_proj", "o_proj"] and args.layers_to_transform == [3]

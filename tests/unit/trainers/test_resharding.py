@@ -17,10 +17,9 @@ from torch import nn
 from hftune import logging
 from hftune.checkpoints.engine_files import open_engine
 from hftune.checkpoints.integrity import engine_folder
-from hftune.checkpoints.sharded_state import exported_name, from_optimizer
+from hftune.checkpoints.sharded_state import from_optimizer
 from hftune.distributed import ranks
 from hftune.errors import ManifestError
-from hftune.models.adapters.initialisation import as_plain_lora
 from hftune.trainers import resharding
 from hftune.trainers.resharding import (
     OPTIMIZER,
@@ -132,25 +131,6 @@ def test_a_checkpoint_that_lacks_a_trained_weight_is_refused(tmp_path: Path) -> 
     )
     with pytest.raises(ManifestError, match=r"no weights for 1 of 4 trained parameters \(1.bias"):
         open_pieces(run_of(model, optimizer), folder, optimizer, names)
-
-
-def test_an_adapter_that_began_elsewhere_is_read_as_it_was_trained(tmp_path: Path) -> None:
-    """Saved as [A; A0] and [B, -B0], an adapter of the unchanged base: A and B are what was trained."""
-    model: Any = nn.Module()
-    model.q = nn.Module()
-    for part, shape in (("A", (2, 3)), ("B", (4, 2))):
-        layer = nn.Module()
-        layer.default = nn.Linear(shape[1], shape[0], bias=False)
-        setattr(model.q, f"lora_{part}", layer)
-    trained = {f"q.lora_{part}.weight": torch.randn(shape) for part, shape in (("A", (2, 3)), ("B", (4, 2)))}
-    start = {name: torch.randn_like(tensor) for name, tensor in trained.items()}
-    model.hftune_initial_factors = start
-    save_file(as_plain_lora(trained, start), tmp_path / "adapter_model.safetensors")
-    names = [name for name, _ in model.named_parameters()]
-    readers = resharding._exported(str(tmp_path), model, [names])
-    assert {exported_name(name): read().tolist() for name, read in readers.items()} == {
-        name: tensor.tolist() for name, tensor in trained.items()
-    }
 
 
 def test_deepspeeds_file_without_zero_has_weights_buffers_aside_and_counts(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.models.adapters.folding import fold_adapters, load_adapter, read_adapter_config, read_lora_config
-from hftune.models.adapters.initialisation import rewrite_as_plain
 from hftune.models.adapters.preparation import add_adapter
 from tests.unit.models.adapting import arguments, load, logits, train
 
@@ -30,12 +29,11 @@ def chain(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     adapted = add_adapter(load(tiny_model), adapter_args, training_args)
     train(adapted)
     adapted.save_pretrained(first)
-    flags = ["--peft_path", first, "--create_new_adapter", "--init_lora_weights", "pissa", "--target_modules", "q_proj"]
+    flags = ["--peft_path", first, "--create_new_adapter", "--target_modules", "q_proj"]
     _, adapter_args, training_args = arguments(tiny_model, *flags)
     adapted = add_adapter(load(tiny_model), adapter_args, training_args)
     train(adapted)
     adapted.save_pretrained(second)
-    rewrite_as_plain(adapted, second)
     return first, second
 
 

@@ -16,31 +16,6 @@ from hftune.trainers.features import saving
 from tests.unit.trainers.features import made_up
 
 
-@pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was rewritten and loaded."""
-    found: list[Any] = []
-    monkeypatch.setattr(saving, "initial_factors", lambda model: model == "part of the base")
-    monkeypatch.setattr(saving, "rewrite_as_plain", lambda model, folder: found.append(("written", folder)))
-    monkeypatch.setattr(saving, "load_plain_lora", lambda model, folder: found.append(("loaded", folder)))
-    return found
-
-
-def test_an_adapter_of_a_part_is_written_and_read_as_one_of_all(done: list[Any], tmp_path: Path) -> None:
-    run = made_up.run(model="part of the base")
-    run.state.best_model_checkpoint = "best"
-    saving.rewrite_adapter(run, tmp_path)
-    assert saving.load_weights(run, "last") and saving.load_best(run)
-    assert done == [("written", str(tmp_path)), ("loaded", "last"), ("loaded", "best")]
-
-
-def test_other_weights_are_left_to_the_trainer(done: list[Any], tmp_path: Path) -> None:
-    run = made_up.run(model="plain")
-    run.state.best_model_checkpoint = "best"
-    saving.rewrite_adapter(run, tmp_path)
-    assert not saving.load_weights(run, "last") and not saving.load_best(run) and done == []
-
-
 def test_exported_weights_go_back_into_the_model() -> None:
     model = nn.Linear(2, 1)
     model.bias.requires_grad_(False)

@@ -10,7 +10,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
-from hftune.models.adapters.initialisation import rewrite_as_plain
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.reward_model import load_reward_model as load_base
 from hftune.models.loading.tokenizer import load_tokenizer
@@ -34,7 +33,7 @@ def test_a_reward_adapter_upon_another_adapter(tiny_model: Path, tmp_path: Path)
     first.save_pretrained(below)
 
     argv = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--gradient_checkpointing", "0"]
-    argv += ["--peft_path", str(below), "--create_new_adapter", "--lora_r", "4", "--init_lora_weights", "pissa"]
+    argv += ["--peft_path", str(below), "--create_new_adapter", "--lora_r", "4"]
     model_args, _, adapter_args, training_args = parse_arguments("rm", argv)
     tokenizer = load_tokenizer(model_args, training_args)
     reward = add_adapter(load_base(model_args, adapter_args, training_args, tokenizer), adapter_args, training_args)
@@ -44,7 +43,6 @@ def test_a_reward_adapter_upon_another_adapter(tiny_model: Path, tmp_path: Path)
         optimizer.step()
         optimizer.zero_grad()
     reward.save_pretrained(above)
-    rewrite_as_plain(reward, above)
     tokenizer.save_pretrained(above)
     write_manifest(above, {"base": {"name": str(tiny_model), "adapters": [str(below)]}, "head": "score"})
 

@@ -20,7 +20,7 @@ from hftune.arguments.preference import DPOArguments
 from hftune.arguments.training import StageArguments
 from hftune.constants import FILLER
 from hftune.data.splits import Splits
-from hftune.models.kernels.answer_head import add_answer_head
+from hftune.models.kernels.heads import add_answer_head
 from hftune.models.vocabulary import predicted_rows
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.pair_figures import PairFigures, marked

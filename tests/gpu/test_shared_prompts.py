@@ -7,7 +7,7 @@ import torch
 
 from hftune.models.attention.machine import has_varlen
 from hftune.models.attention.segments import SEGMENTS, VARLEN
-from hftune.models.kernels.answer_head import add_answer_head
+from hftune.models.kernels.heads import add_answer_head
 from hftune.trainers.preference.batches import PairCollator
 from tests.parity.test_packing import tiny
 from tests.parity.test_pair_layouts import NOT_OF_THE_MODEL, records

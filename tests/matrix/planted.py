@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 def head_left_out() -> None:
     """Without a token to score a process does not call a trained head."""
-    from hftune.models.kernels import chunked_heads
+    from hftune.models.kernels import heads
 
-    whole = chunked_heads.through_module
+    whole = heads.through_module
 
     def through_module(head: Any, hidden: torch.Tensor, *rest: Any) -> Any:
         return whole(head, hidden, *rest) if len(hidden) else ([], 0.0)

@@ -16,7 +16,7 @@ from hftune.data.splits import Splits
 from hftune.losses.preference import LOSSES
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.attention.segments import SEGMENTS
-from hftune.models.kernels.answer_head import add_answer_head
+from hftune.models.kernels.heads import add_answer_head
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.preflight.facts import resolve
 from hftune.trainers.dpo import DPOTrainer

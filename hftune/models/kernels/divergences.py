@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch.linalg import vecdot
-from torch.nn.functional import linear
 
-from hftune.distributed import zero
-from hftune.models.kernels.chunked_heads import Columns, LogitShape, in_float32, is_plain, product_dtype, through_head
-
-FLOOR = -1e4
-"""Of logits of a head that is more than a projection, which may be -inf: 0 * inf would be NaN."""
-
-LogProbsOf = Callable[[slice], torch.Tensor]
-"""Some tokens' log-probabilities over the vocabulary, (tokens, vocabulary), float32; the caller may overwrite them."""
+from hftune.models.kernels.heads import (
+    FLOOR,
+    Columns,
+    LogitShape,
+    Measured,
+    TeacherStates,
+    in_float32,
+    tempered,
+    through_head,
+)
 
 
 @dataclass(frozen=True)
@@ -43,73 +43,6 @@ class Divergence:
 
 
 @dataclass(frozen=True)
-class TeacherStates:
-    """A teacher's last hidden states, and how its logits come of them.
-
-    Args:
-        hidden: (tokens, size) of the teacher.
-        head: Its projection; `torch.nn.Identity` where `hidden` are logits.
-        shape: What it does to logits.
-        vocabulary: Rows of the head that tokens have; None: all of them.
-    """
-
-    hidden: torch.Tensor
-    head: torch.nn.Module
-    shape: LogitShape
-    vocabulary: int | None = None
-
-    @property
-    def heads(self) -> tuple[torch.nn.Module, ...]:
-        """Modules whose parameters are gathered (ZeRO-3) where `opened` is used."""
-        return (self.head,)
-
-    @torch.no_grad()
-    def logits(self, rows: slice) -> torch.Tensor:
-        """(tokens, vocabulary) of some tokens, float32, temperature 1."""
-        with self._logits_opened(None) as logits_of:
-            return logits_of(rows)
-
-    @contextmanager
-    def opened(self, widest: int, temperature: float) -> Iterator[LogProbsOf]:
-        """Give log-probabilities in the block, over the first `widest` tokens of the vocabulary at most."""
-        with self._logits_opened(min(widest, self.vocabulary or widest)) as logits_of:
-            yield lambda rows: tempered(logits_of(rows), temperature)
-
-    @contextmanager
-    def _logits_opened(self, widest: int | None) -> Iterator[LogProbsOf]:
-        if not is_plain(self.head):
-            # A module of its own, which ZeRO-3 gathers as it is called, under autocast as its states were computed.
-            device = self.hidden.device.type
-            enabled = torch.is_autocast_enabled(device)
-
-            def by_module(rows: slice) -> torch.Tensor:
-                with torch.autocast(device, enabled=enabled):
-                    return self.shape(self.head(self.hidden[rows]))[:, :widest].clamp(min=FLOOR)
-
-            yield by_module
-            return
-        head: Any = self.head
-        with zero.gathered(head.parameters()):
-            dtype = product_dtype(head.weight)
-            weight = head.weight.detach()[:widest].to(dtype)
-            bias = None if head.bias is None else head.bias.detach()[:widest].to(dtype)
-
-            def logits_of(rows: slice) -> torch.Tensor:
-                with in_float32(weight.device):
-                    return self.shape(linear(self.hidden[rows].to(dtype), weight, bias))
-
-            yield logits_of
-
-    def part(self, rows: slice) -> TeacherStates:
-        """Of some tokens."""
-        return replace(self, hidden=self.hidden[rows])
-
-    def made_up(self) -> TeacherStates:
-        """Of one token that a batch without labels projects all the same."""
-        return replace(self, hidden=self.hidden.new_zeros(1, self.hidden.shape[1]))
-
-
-@dataclass(frozen=True)
 class MixedTeachers:
     """Several teachers, as the one distribution that is the mean of theirs.
 
@@ -126,26 +59,15 @@ class MixedTeachers:
         """As `TeacherStates.heads`."""
         return tuple(each.head for each in self.teachers)
 
-    @contextmanager
-    def opened(self, widest: int, temperature: float) -> Iterator[LogProbsOf]:
-        """As `TeacherStates.opened`; over the tokens that all of them know."""
-        with ExitStack() as stack:
-            # At temperature 1 and over each one's own width: normalised again below, over what they share.
-            each_of = [stack.enter_context(each.opened(widest, 1.0)) for each in self.teachers]
-
-            def mixed(rows: slice) -> torch.Tensor:
-                each = [log_probs_of(rows) for log_probs_of in each_of]
-                width = min(one.shape[1] for one in each)
-                total = torch.zeros_like(each[0][:, :width])
-                for one, weight in zip(each, self.weights, strict=True):
-                    total.add_(tempered(one[:, :width], temperature).exp_(), alpha=weight)
-                return total.clamp_(min=torch.finfo(total.dtype).tiny).log_()
-
-            yield mixed
-
-    def part(self, rows: slice) -> MixedTeachers:
-        """Of some tokens."""
-        return replace(self, teachers=[each.part(rows) for each in self.teachers])
+    def at(self, rows: slice, widest: int, temperature: float) -> torch.Tensor:
+        """As `TeacherStates.at`; over the tokens that all of them know."""
+        # At temperature 1 and over each one's own width: normalised again below, over what they share.
+        each = [teacher.at(rows, widest, 1.0) for teacher in self.teachers]
+        width = min(one.shape[1] for one in each)
+        total = torch.zeros_like(each[0][:, :width])
+        for one, weight in zip(each, self.weights, strict=True):
+            total.add_(tempered(one[:, :width], temperature).exp_(), alpha=weight)
+        return total.clamp_(min=torch.finfo(total.dtype).tiny).log_()
 
     def made_up(self) -> MixedTeachers:
         """As `TeacherStates.made_up`."""
@@ -166,15 +88,11 @@ class TopTargets:
     log_probs: torch.Tensor
     vocabulary: int | None = None
 
-    @property
-    def heads(self) -> tuple[torch.nn.Module, ...]:
-        """None: nothing is gathered."""
-        return ()
+    heads: ClassVar[tuple[torch.nn.Module, ...]] = ()
 
-    @contextmanager
-    def opened(self, widest: int, temperature: float) -> Iterator[Callable[[slice], TopTargets]]:
-        """Give `within` in the block."""
-        yield lambda rows: self.part(rows).within(widest)
+    def at(self, rows: slice, widest: int, temperature: float) -> TopTargets:
+        """Of some tokens, `within` so many of the vocabulary; the temperature is the one they have."""
+        return replace(self, ids=self.ids[rows], log_probs=self.log_probs[rows]).within(widest)
 
     def within(self, widest: int) -> TopTargets:
         """Over the first `widest` tokens of a vocabulary at most: of others none is here, and the rest sums to 1."""
@@ -182,10 +100,6 @@ class TopTargets:
         beyond = self.ids >= width
         lost = self.log_probs.masked_fill(~beyond, -torch.inf).exp().sum(1, keepdim=True).clamp(max=1 - 1e-6)
         return TopTargets(self.ids.masked_fill(beyond, -1), self.log_probs - torch.log1p(-lost), width)
-
-    def part(self, rows: slice) -> TopTargets:
-        """Of some tokens."""
-        return replace(self, ids=self.ids[rows], log_probs=self.log_probs[rows])
 
     def made_up(self) -> TopTargets:
         """Of one token of which nothing is known."""
@@ -213,57 +127,43 @@ class Lesson:
         """Of one token that a batch without labels projects all the same."""
         return replace(self, targets=self.targets.made_up())
 
+    def loss(
+        self,
+        head: torch.nn.Module,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        shape: LogitShape,
+        detail: int,
+        factors: torch.Tensor,
+    ) -> Measured:
+        """Sum of factor * what `Divergence` says, a float32 scalar, and `COLUMNS` without a gradient, (tokens,) each.
 
-def tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Log-probabilities of logits, or of other log-probabilities, (tokens, vocabulary)."""
-    return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=1)
+        Neither side's logits exist for all tokens at any time.
+
+        Args:
+            head: The student's.
+            hidden: (tokens, size) of the student.
+            targets: The labels, (tokens,).
+            shape: What the student does to logits.
+            factors: (tokens,), float32.
+        """
+        device = hidden.device.type
+        # Where logits become a loss autocast is off; a teacher's are computed as its states were.
+        enabled = torch.is_autocast_enabled(device)
+
+        def score(raw: torch.Tensor, rows: slice) -> Columns:
+            with torch.autocast(device, enabled=enabled):
+                teacher = self.targets.at(rows, raw.shape[1], self.divergence.temperature)
+            with in_float32(raw.device):
+                # Logits of a head that is more than a projection may be -inf: 0 * inf would be NaN.
+                return taught(shape(raw).clamp(min=FLOOR), targets[rows], teacher, self.divergence, detail)
+
+        loss, _, *columns = through_head(head, hidden, score, factors, self.targets.heads)
+        return loss, dict(zip(COLUMNS, columns, strict=False))
 
 
 COLUMNS = ("divergence", "teacher_entropy", "log_probs", "entropy", "is_top1")
 """What is measured of each token: the first alone with detail 0."""
-
-
-def taught_loss(
-    head: Any,
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
-    shape: LogitShape,
-    detail: int,
-    factors: torch.Tensor,
-    lesson: Lesson,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Sum of factor * what `Divergence` says, a float32 scalar, and `COLUMNS` without a gradient, (tokens,) each.
-
-    Neither side's logits exist for all tokens at any time.
-
-    Args:
-        head: The student's.
-        hidden: (tokens, size) of the student.
-        targets: The labels, (tokens,).
-        shape: What the student does to logits.
-        factors: (tokens,), float32.
-    """
-    how, given = lesson.divergence, lesson.targets
-
-    def chunk(raw: torch.Tensor, ids: torch.Tensor, teacher: torch.Tensor | TopTargets) -> Columns:
-        with in_float32(raw.device):
-            # Logits of a head that is more than a projection may be -inf: 0 * inf would be NaN.
-            return taught(shape(raw).clamp(min=FLOOR), ids, teacher, how, detail)
-
-    def alone(raw: torch.Tensor, rows: slice | None) -> Columns:
-        one = given.made_up() if rows is None else given.part(rows)
-        with one.opened(raw.shape[1], how.temperature) as teacher:
-            return chunk(raw, targets.new_zeros(1) if rows is None else targets[rows], teacher(slice(None)))
-
-    if not is_plain(head) or any(not is_plain(one) and zero.is_any_partitioned(one) for one in given.heads):
-        # Heads that ZeRO-3 gathers chunk by chunk must have as many chunks in all processes.
-        loss, _, *columns = through_head(head, hidden, alone, factors, given.heads)
-    else:
-        # Gathered once for all chunks.
-        with given.opened(head.out_features, how.temperature) as teacher:
-            score = lambda raw, rows: chunk(raw, targets[rows], teacher(rows))  # noqa: E731
-            loss, _, *columns = through_head(head, hidden, score, factors)
-    return loss, dict(zip(COLUMNS, columns, strict=False))
 
 
 def taught(

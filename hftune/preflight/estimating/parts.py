@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from hftune.distributed.ds_config import DsConfig
 from hftune.distributed.ranks import Mesh
-from hftune.models.kernels.chunked_heads import CHUNK_BYTES, KEPT_BYTES
+from hftune.models.kernels.heads import CHUNK_BYTES, KEPT_BYTES
 from hftune.models.structure import attention_layers, head_size, routed_weights
 from hftune.preflight.estimating.work import Generation
 from hftune.preflight.memory import ModelSize, Need, Setup, estimate

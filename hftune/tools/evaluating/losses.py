@@ -14,7 +14,7 @@ from hftune.data.encode import ChatEncoder
 from hftune.data.files import Row
 from hftune.inference.generate import batches_by_length
 from hftune.inference.loading import Talker
-from hftune.models.kernels.answer_head import add_answer_head
+from hftune.models.kernels.heads import add_answer_head
 from hftune.trainers.features.token_loss import next_tokens
 
 

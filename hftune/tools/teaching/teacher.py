@@ -15,9 +15,8 @@ from hftune.arguments.model import ModelArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.collators import CausalCollator
 from hftune.data.counts import Context
-from hftune.models.kernels.answer_head import add_answer_head
-from hftune.models.kernels.chunked_heads import CHUNK_BYTES
 from hftune.models.kernels.divergences import TopTargets
+from hftune.models.kernels.heads import CHUNK_BYTES, add_answer_head
 from hftune.models.vocabulary import predicted_rows
 from hftune.tools.teaching.shards import Shard, Work
 from hftune.trainers.distillation.loading import load_teachers
@@ -83,10 +82,10 @@ class Teacher:
             shard.write(places, said.ids.cpu().numpy(), said.log_probs.cpu().numpy())
             return
         step = max(1, CHUNK_BYTES.get(self.device.type, 2**28) // (4 * self.vocabulary))
-        with said.opened(self.vocabulary, self.temperature) as log_probs_of:
-            for start in range(0, len(places), step):
-                log_probs, ids = log_probs_of(slice(start, start + step)).topk(shard.k)
-                shard.write(places[start : start + step], ids.cpu().numpy(), log_probs.cpu().numpy())
+        for start in range(0, len(places), step):
+            rows = slice(start, start + step)
+            log_probs, ids = said.at(rows, self.vocabulary, self.temperature).topk(shard.k)
+            shard.write(places[rows], ids.cpu().numpy(), log_probs.cpu().numpy())
 
 
 def load_teacher(model_args: ModelArguments, args: DistillArguments, tokenizer: PreTrainedTokenizerBase) -> Teacher:

@@ -14,7 +14,7 @@ from datasets import Dataset, concatenate_datasets
 
 from hftune.constants import FILLER, IGNORE_INDEX, LABEL_COUNT, TEACHER_ROWS
 from hftune.data.collators import shifted
-from hftune.models.kernels.answer_head import AnswerOutput, add_answer_head
+from hftune.models.kernels.heads import AnswerOutput, add_answer_head
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run, plain_model
 from hftune.trainers.features.speed import tokens_of
@@ -29,7 +29,7 @@ MEANS, READ = ("entropy", "mean_token_accuracy"), "read"
 class TokenLoss(Feature):
     """The mean negative log-likelihood of labelled tokens, in training and of held-out data.
 
-    The model is called with the places of the labels (`models/kernels/answer_head.py`). A batch may have `loss_weights`
+    The model is called with the places of the labels (`models/kernels/heads.py`). A batch may have `loss_weights`
     (batch, length), a factor of each label. What needs logits (label smoothing, a loss of one's own) keeps to the
     trainer's own way.
 

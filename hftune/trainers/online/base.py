@@ -17,7 +17,7 @@ from hftune.compat.patches import fused_heads
 from hftune.data.mixture import ReorderedSampler
 from hftune.distributed import phases
 from hftune.models.decoding import Drawn, decoding_together
-from hftune.models.kernels.scoring_head import add_scoring_head
+from hftune.models.kernels.heads import add_scoring_head
 from hftune.models.loading.build import compute_dtype
 from hftune.models.vocabulary import predicted_rows
 from hftune.trainers.features.answers import AnswerRound, Completions, PartSeconds

@@ -27,7 +27,7 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.attention.segments import SEGMENTS, VARLEN
-from hftune.models.kernels.scoring_head import AnswerRows, padded_rows, rows_to_score
+from hftune.models.kernels.heads import AnswerRows, padded_rows, rows_to_score
 from hftune.models.structure import body_of
 from hftune.models.vocabulary import vocabulary_rows
 from hftune.opening.safetensors_file import load_tensors

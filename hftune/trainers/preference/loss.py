@@ -7,7 +7,7 @@ from torch import nn
 
 from hftune.constants import FILLER
 from hftune.losses.preference import Parts, Terms, combined, desensitised, losses_with, of_answers, scores
-from hftune.models.kernels.answer_head import AnswerOutput
+from hftune.models.kernels.heads import AnswerOutput
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import ReferencePolicy
 from hftune.trainers.features.run import Inputs, Run

@@ -17,10 +17,8 @@ from hftune.losses.preference import desensitised
 from hftune.losses.routers import balance_loss, z_loss
 from hftune.models.attention.segments import Segments, segments_attention, segments_mask
 from hftune.models.attention.shared_prompts import SharedPrompts
-from hftune.models.kernels.answer_head import add_answer_head
-from hftune.models.kernels.chunked_heads import LogitShape
-from hftune.models.kernels.divergences import Divergence, Lesson, TeacherStates, taught_loss
-from hftune.models.kernels.scoring_head import shared_rows
+from hftune.models.kernels.divergences import Divergence, Lesson, TeacherStates
+from hftune.models.kernels.heads import LogitShape, add_answer_head, shared_rows
 from hftune.trainers.ppo.maths import token_rewards
 from tests.table.tiny import model_class, tiny_config
 from tests.unit.data.test_collators import row as row_of_two
@@ -75,7 +73,7 @@ def taught(kind: type[torch.nn.Linear]) -> Any:
     student, teacher, states = kind(8, 16), torch.nn.Linear(8, 16), torch.randn(4, 8)
     lesson = Lesson(TeacherStates(states, teacher, LogitShape()), Divergence(0.5))
     ids, factors = torch.zeros(4, dtype=torch.long), torch.ones(4)
-    return lambda: taught_loss(student, states, ids, LogitShape(), 1, factors, lesson)[0]
+    return lambda: lesson.loss(student, states, ids, LogitShape(), 1, factors)[0]
 
 
 def sliced() -> Any:

@@ -10,9 +10,8 @@ from peft import LoraConfig, get_peft_model
 from torch._dynamo.testing import CompileCounter
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from hftune.models.kernels import answer_head, chunked_heads
-from hftune.models.kernels.answer_head import add_answer_head
-from hftune.models.kernels.chunked_heads import LogitShape
+from hftune.models.kernels import heads
+from hftune.models.kernels.heads import LogitShape, add_answer_head
 from hftune.models.structure import body_of
 from tests.table.tiny import model_class, tiny_config
 
@@ -48,8 +47,8 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dft", [False, True])
 @pytest.mark.parametrize("rows", [7, 64])
 def test_equals_full_logits(kind: str, head: str, dft: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * WORDS * rows)
-    monkeypatch.setattr(chunked_heads, "KEPT_BYTES", 0)
+    monkeypatch.setitem(heads.CHUNK_BYTES, "cpu", 4 * WORDS * rows)
+    monkeypatch.setattr(heads, "KEPT_BYTES", 0)
     model = tiny(kind, tied=head == "tied")
     if head == "frozen":
         model.lm_head.requires_grad_(False)
@@ -168,7 +167,7 @@ def test_whatever_comes_between_body_and_head(model_type: str) -> None:
 
 
 def head_is_all(model: Any) -> bool:
-    return answer_head._head_is_all(model, model.forward, LogitShape.of(model.config))
+    return heads._head_is_all(model, model.forward, LogitShape.of(model.config))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +184,7 @@ def test_without_a_trial_the_structure_decides(
     model_type: str, fields: dict[str, Any], alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_class(model_type)(tiny_config(model_type))
-    monkeypatch.setattr(answer_head.zero, "is_partitioned", lambda parameter: True)
+    monkeypatch.setattr(heads.zero, "is_partitioned", lambda parameter: True)
     vars(model.config).update(fields)
     assert head_is_all(model) is alone
 
@@ -201,7 +200,7 @@ def test_what_a_trial_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Looks(LlamaConfig(**SIZES))
     assert head_is_all(model) and head_is_all(model.to(torch.bfloat16))
     with monkeypatch.context() as patch:
-        patch.setattr(answer_head, "body_of", lambda whole: whole)
+        patch.setattr(heads, "body_of", lambda whole: whole)
         assert head_is_all(model) is False
     monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
     assert head_is_all(model) is False
@@ -210,15 +209,15 @@ def test_what_a_trial_tells(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_trial_gives_in_the_place_of_a_body() -> None:
     """A row of ids with as many states; of all else that a body may return, nothing."""
     model = tiny("llama", tied=False)
-    with answer_head.made_up_states(model, model.model) as (ids, states):
+    with heads.made_up_states(model, model.model) as (ids, states):
         assert ids.shape == states.shape[:2] == (1, ids.shape[1]) and ids.shape[1] > 1
         said = model.model(input_ids=ids)
         assert torch.equal(said.last_hidden_state, states) and said.router_logits is None
         assert not hasattr(said, "__cuda_array_interface__"), "no protocol is spoken"
-    with torch.device("meta"), answer_head.made_up_states(model, model.model) as (ids, states):
+    with torch.device("meta"), heads.made_up_states(model, model.model) as (ids, states):
         assert ids.device.type == states.device.type == "cpu", "as the model is, whatever the default"
     away = tiny("llama", tied=False).to("meta", torch.bfloat16)
-    with answer_head.made_up_states(away, away.model) as (ids, states):
+    with heads.made_up_states(away, away.model) as (ids, states):
         assert ids.device.type == states.device.type == "meta" and states.dtype == torch.bfloat16
 
 
@@ -252,7 +251,7 @@ def test_how_far_a_trial_may_be_off(size: float) -> None:
         (lambda logits: logits[..., :1], False),
         (lambda logits: logits @ logits, False),  # raises, as layers do that want states of another kind
     ):
-        found = answer_head._try_head(
+        found = heads._try_head(
             model, model.forward, model.model, lambda states, change=change: change(model.lm_head(states))
         )
         assert found is fits
@@ -290,7 +289,7 @@ def test_of_tokens_that_share_the_largest_logit_one_is_the_most_likely(head: str
 
 
 def test_16_bit_gradients_of_the_head_add_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * WORDS)
+    monkeypatch.setitem(heads.CHUNK_BYTES, "cpu", 4 * WORDS)
     model = tiny("llama", tied=False).bfloat16()
     ids, targets = torch.randint(0, WORDS, (1, 400)), torch.randint(0, WORDS, (400,))
     hidden = model.model(input_ids=ids).last_hidden_state[0].detach()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.models.kernels import chunked_heads
-from hftune.models.kernels.chunked_heads import LogitShape, through_module
+from hftune.models.kernels import heads
+from hftune.models.kernels.heads import LogitShape, through_module
 
 WORDS, SIZE = 5, 3
 
@@ -20,49 +20,39 @@ def calls_of(
     monkeypatch: pytest.MonkeyPatch, tokens: int, elsewhere: int, partitioned: str | bool, chunk: int = 2 * 4 * WORDS
 ) -> tuple[Any, ...]:
     """Rows of each call, all columns, and what is added, for chunks of two tokens."""
-    monkeypatch.setattr(chunked_heads, "CHUNK_BYTES", {"cpu": chunk})
+    monkeypatch.setattr(heads, "CHUNK_BYTES", {"cpu": chunk})
     head, other, rows = torch.nn.Linear(SIZE, WORDS), torch.nn.Linear(1, 1), []
     gathered = {"own": [head], "other": [other], True: [head, other], False: []}[partitioned]
-    monkeypatch.setattr(chunked_heads.zero, "is_any_partitioned", lambda module: any(module is one for one in gathered))
-    monkeypatch.setattr(chunked_heads.ranks, "max_over_ranks", lambda count: max(count, elsewhere))
+    monkeypatch.setattr(heads.zero, "is_any_partitioned", lambda module: any(module is one for one in gathered))
+    monkeypatch.setattr(heads.ranks, "max_over_ranks", lambda count: max(count, elsewhere))
     hidden = torch.randn(tokens, SIZE, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
-    def score(part: torch.Tensor, at: slice | None) -> tuple[torch.Tensor, ...]:
-        rows.append(at and (at.start, at.stop))
-        assert at is not None or part.shape == (1, SIZE), "one token is made up"
+    def score(part: torch.Tensor, at: slice) -> tuple[torch.Tensor, ...]:
+        rows.append((at.start, at.stop))
         assert part.requires_grad, "ZeRO-3 gives weights away where the gradient of what a module was given is known"
         return (head(part).sum(-1),)
 
     columns, nothing = through_module(head, hidden, score, other)
-    wanted = head(hidden).sum(-1)
-    found = torch.cat([column for (column,) in columns]) if columns else wanted[:0]
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.cat([column for (column,) in columns]), head(hidden).sum(-1))
     return rows, nothing, head
 
 
 def test_all_tokens_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, nothing, _ = calls_of(monkeypatch, 4, 9, partitioned=False)
     assert rows == [(0, 2), (2, 4)] and nothing == 0.0
-    rows, nothing, head = calls_of(monkeypatch, 0, 9, partitioned=False)
-    assert rows == [None], "without a token of its own it is called all the same"
-    nothing.backward()
-    assert head.weight.grad is not None and not head.weight.grad.any()
     assert calls_of(monkeypatch, 2, 9, partitioned=False, chunk=1)[0] == [(0, 1), (1, 2)], "a token at least"
 
 
-@pytest.mark.parametrize(("tokens", "elsewhere", "calls"), [(2, 9, 5), (0, 3, 2), (0, 0, 1), (4, 4, 2)])
+@pytest.mark.parametrize(("tokens", "elsewhere", "calls"), [(2, 9, 5), (1, 3, 2), (4, 4, 2)])
 @pytest.mark.parametrize("partitioned", ["own", "other", True])
 def test_as_many_calls_as_the_process_with_most_tokens(
     monkeypatch: pytest.MonkeyPatch, tokens: int, elsewhere: int, calls: int, partitioned: Any
 ) -> None:
     rows, nothing, head = calls_of(monkeypatch, tokens, elsewhere, partitioned)
-    assert len(rows) == calls
-    own = [at for at in rows if at is not None]
-    assert [place for at in own for place in range(*at)] == list(range(tokens)), "in order, each once"
-    if not tokens and not elsewhere:
-        single, _, _ = calls_of(monkeypatch, 0, 0, partitioned, chunk=1)
-        assert single == [None], "one token, where nobody has any"
-    if len(own) < calls:
+    own = min(tokens, calls)
+    assert len(rows) == calls and rows[own:] == [(0, 1)] * (calls - own), "the first token once more"
+    assert [place for at in rows[:own] for place in range(*at)] == list(range(tokens)), "in order, each once"
+    if own < calls:
         assert float(nothing.detach()) == 0.0
         nothing.backward()
         assert head.weight.grad is not None and not head.weight.grad.any()
@@ -70,57 +60,25 @@ def test_as_many_calls_as_the_process_with_most_tokens(
 
 def test_chunks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most three tokens a chunk of 4-byte logits, and chunks of one length as nearly as may be."""
-    monkeypatch.setattr(chunked_heads, "CHUNK_BYTES", {"cpu": 3 * 4 * WORDS})
-    for tokens, wanted in ((0, []), (1, [1]), (3, [3]), (4, [2, 2]), (7, [3, 3, 1]), (8, [3, 3, 2])):
+    monkeypatch.setattr(heads, "CHUNK_BYTES", {"cpu": 3 * 4 * WORDS})
+    for tokens, wanted in ((1, [1]), (3, [3]), (4, [2, 2]), (7, [3, 3, 1]), (8, [3, 3, 2])):
         hidden = torch.arange(float(tokens))[:, None]
-        parts = [hidden[part] for part in chunked_heads.chunk_slices(hidden, WORDS)]
-        assert [len(part) for part in parts] == wanted
-        assert not parts or torch.equal(torch.cat(parts), hidden)
-    monkeypatch.setattr(chunked_heads, "CHUNK_BYTES", {"cpu": 1})
-    assert len(chunked_heads.chunk_slices(torch.zeros(3, SIZE), WORDS)) == 3, "a token at least"
+        parts = [hidden[part] for part in heads.chunk_slices(hidden, WORDS)]
+        assert [len(part) for part in parts] == wanted and torch.equal(torch.cat(parts), hidden)
     monkeypatch.undo()
     # 32 MiB of logits on a CPU, 256 MiB elsewhere: here 2^17 words, of 4 bytes each.
     for device, tokens in (("cpu", 64), ("cuda", 512), ("meta", 512)):
         of_device = {"device": torch.device(device), "__len__": lambda self, tokens=tokens: 2 * tokens}
-        halves = chunked_heads.chunk_slices(type("States", (), of_device)(), 2**17)
+        halves = heads.chunk_slices(type("States", (), of_device)(), 2**17)
         assert halves == [slice(0, tokens), slice(tokens, 2 * tokens)]
-
-
-@pytest.mark.parametrize(
-    "wanted", [(True, True, True), (True, False, False), (False, True, False), (False, False, True)]
-)
-@pytest.mark.parametrize("tokens", [2, 4])
-def test_gradients_that_are_added_up_have_the_digits_for_it(
-    tokens: int, wanted: tuple[bool, bool, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of one chunk a weight's is in its own 16 bits, of several in 32; a bias's always; what is not wanted is None."""
-    monkeypatch.setattr(chunked_heads, "CHUNK_BYTES", {"cpu": 2 * 4 * WORDS})
-    hidden, weight = torch.ones(tokens, SIZE).bfloat16(), torch.ones(WORDS, SIZE).bfloat16()
-    found = chunked_heads.new_gradients(hidden, weight, torch.ones(WORDS).bfloat16(), wanted)
-    assert tuple(gradient is not None for gradient in found) == wanted
-    dtypes = (torch.bfloat16, torch.bfloat16 if tokens == 2 else torch.float32, torch.float32)
-    for gradient, dtype, like in zip(found, dtypes, (hidden, weight, torch.ones(WORDS)), strict=True):
-        assert gradient is None or (gradient.dtype, gradient.shape) == (dtype, like.shape)
-    assert all(not gradient.any() for gradient in found[1:] if gradient is not None), "added to"
-    assert chunked_heads.new_gradients(hidden, weight, None, (True, True, True))[2] is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_is_added(dtype: torch.dtype) -> None:
-    """1 + 2 * (3 * 5 + 4 * 6), in the total's own digits."""
-    total = torch.ones(1, 1)
-    chunked_heads.add_product(
-        total, torch.tensor([[3.0], [4.0]], dtype=dtype), torch.tensor([[5.0], [6.0]], dtype=dtype), alpha=2.0
-    )
-    assert total.item() == 79.0
 
 
 @pytest.mark.parametrize(("kept", "again"), [(4 * 4 * WORDS, False), (4 * 4 * WORDS - 1, True)])
 def test_logits_are_computed_again_where_they_are_many(kept: int, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_heads, "KEPT_BYTES", kept)
+    monkeypatch.setattr(heads, "KEPT_BYTES", kept)
     used: list[Any] = []
     monkeypatch.setattr(
-        chunked_heads, "checkpoint", lambda score, *given, use_reentrant: used.append(use_reentrant) or score(*given)
+        heads, "checkpoint", lambda score, *given, use_reentrant: used.append(use_reentrant) or score(*given)
     )
     rows, _, _ = calls_of(monkeypatch, 4, 0, partitioned=False)
     assert used == ([False] * len(rows) if again else [])
@@ -136,7 +94,7 @@ def test_heads_of_which_nothing_is_known_are_thought_to_have_65536_words(
 ) -> None:
     """Their logits are kept up to 256 MiB, and come in chunks of 256 MiB where no other size is known."""
     used: list[bool] = []
-    monkeypatch.setattr(chunked_heads, "checkpoint", lambda score, *given, **_: used.append(True) or score(*given))
+    monkeypatch.setattr(heads, "checkpoint", lambda score, *given, **_: used.append(True) or score(*given))
     sizes = []
     hidden = torch.empty(tokens, SIZE, device="meta")
     through_module(torch.nn.Identity(), hidden, lambda part, rows: sizes.append(len(part)) or (part.sum(1),))
@@ -146,24 +104,10 @@ def test_heads_of_which_nothing_is_known_are_thought_to_have_65536_words(
 def test_a_head_is_taught_once() -> None:
     """Else each step would put another function around it."""
     head = torch.nn.Linear(SIZE, WORDS)
-    chunked_heads._teach_head(head)
+    heads._teach_head(head)
     taught = vars(head)["forward"]
-    chunked_heads._teach_head(head)
+    heads._teach_head(head)
     assert vars(head)["forward"] is taught
-
-
-@pytest.mark.parametrize("trained", [True, False])
-@pytest.mark.parametrize("kind", [torch.nn.Linear, type("Other", (torch.nn.Linear,), {})])
-def test_no_token_of_this_process_has_gradients_of_zero(trained: bool, kind: Any) -> None:
-    """What reduces gradients waits for all weights before the head, and for the head's own."""
-    body, head = torch.nn.Linear(SIZE, SIZE), kind(SIZE, WORDS).requires_grad_(trained)
-    hidden = body(torch.ones(0, SIZE))
-    score = lambda raw, rows: (raw.sum(dim=1), raw.detach().amax(dim=1))  # noqa: E731
-    first, *columns = chunked_heads.through_head(head, hidden, score)
-    assert [len(column) for column in columns] == [0]
-    first.sum().backward()
-    for one in (*body.parameters(), *(head.parameters() if trained else ())):
-        assert one.grad is not None and not one.grad.any()
 
 
 @pytest.mark.parametrize(
@@ -219,11 +163,11 @@ def test_the_logits_of_a_chunk_are_gone_when_their_gradient_is_computed() -> Non
     """They are as large as a chunk may be, and a softmax is all that the gradient needs."""
     gone: list[bool] = []
 
-    def score(raw: torch.Tensor, rows: slice | None) -> tuple[torch.Tensor, ...]:
+    def score(raw: torch.Tensor, rows: slice) -> tuple[torch.Tensor, ...]:
         logits, every = weakref.ref(raw), raw.log_softmax(dim=1)
         every.register_hook(lambda gradient: gone.append(logits() is None))
         return (every[:, 0],)
 
     hidden = torch.randn(4, SIZE).requires_grad_()
-    chunked_heads.through_head(torch.nn.Linear(SIZE, WORDS), hidden, score, torch.ones(4))[0].backward()
+    heads.through_head(torch.nn.Linear(SIZE, WORDS), hidden, score, torch.ones(4))[0].backward()
     assert gone == [True] and hidden.grad is not None and bool(hidden.grad.any())

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.models.kernels.chunked_heads import LogitShape
 from hftune.models.kernels.divergences import Divergence, MixedTeachers, TeacherStates, TopTargets, taught
+from hftune.models.kernels.heads import LogitShape
 
 WORDS, TOKENS = 23, 11
 
@@ -185,8 +185,7 @@ def test_tokens_beyond_a_vocabulary_are_left_out(vocabulary: int | None, widest:
     known, chances = said(found)
     assert known == [[True, False, True], [True, False, True]] and found.vocabulary == 4
     assert chances[0] == pytest.approx([0.2, 0.0, 0.6]) and chances[1] == pytest.approx([0.6, 0.0, 0.2])
-    with given.opened(widest, 1.0) as within:
-        assert said(within(slice(1, 2)))[1] == [pytest.approx([0.6, 0.0, 0.2])]
+    assert said(given.at(slice(1, 2), widest, 1.0))[1] == [pytest.approx([0.6, 0.0, 0.2])]
 
 
 def test_a_teacher_of_which_nothing_is_left_is_no_infinity() -> None:
@@ -205,17 +204,15 @@ def test_a_teacher_as_wide_as_is_asked_for(plain: bool, bias: bool) -> None:
     teacher = TeacherStates(torch.zeros(4, 2), head if plain else torch.nn.Sequential(head), LogitShape())
     assert teacher.heads == (teacher.head,) and teacher.logits(slice(1, 3)).shape == (2, 3)
     for widest, chances in ((2, [1 / 3, 2 / 3]), (3, [1 / 8, 2 / 8, 5 / 8]), (9, [1 / 8, 2 / 8, 5 / 8])):
-        with teacher.opened(widest, 1.0) as log_probs_of:
-            found = log_probs_of(slice(0, 1)).exp()
-            assert found[0].tolist() == pytest.approx(chances if bias else [1 / len(chances)] * len(chances))
-            assert len(log_probs_of(slice(2, 4))) == 2
+        found = teacher.at(slice(0, 1), widest, 1.0).exp()
+        assert found[0].tolist() == pytest.approx(chances if bias else [1 / len(chances)] * len(chances))
+        assert len(teacher.at(slice(2, 4), widest, 1.0)) == 2
 
 
 def test_logits_that_are_minus_infinity() -> None:
     """As heads give them that are more than a projection."""
     teacher = TeacherStates(torch.tensor([[-torch.inf, 0.0, 0.0]]), torch.nn.Identity(), LogitShape())
-    with teacher.opened(3, 1.0) as log_probs_of:
-        found = log_probs_of(slice(None))
+    found = teacher.at(slice(None), 3, 1.0)
     assert found.isfinite().all() and found.exp().tolist()[0] == pytest.approx([0.0, 0.5, 0.5])
 
 
@@ -223,8 +220,7 @@ def test_rows_of_the_head_that_no_token_has() -> None:
     """Nothing is learnt of them, however likely they are: the shares are those among tokens."""
     teacher = TeacherStates(torch.tensor([[1.0, 3.0, 96.0]]).log(), torch.nn.Identity(), LogitShape(), vocabulary=2)
     for widest in (2, 3):
-        with teacher.opened(widest, 1.0) as log_probs_of:
-            assert log_probs_of(slice(None)).exp().tolist()[0] == pytest.approx([0.25, 0.75])
+        assert teacher.at(slice(None), widest, 1.0).exp().tolist()[0] == pytest.approx([0.25, 0.75])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
@@ -235,14 +231,11 @@ def test_several_teachers_by_hand(temperature: float) -> None:
     for order, weights in ((each, [0.25, 0.75]), (each[::-1], [0.75, 0.25])):
         both = MixedTeachers(order, weights)
         assert both.heads == tuple(one.head for one in order)
-        with both.opened(9, temperature) as log_probs_of:
-            assert log_probs_of(slice(1, 2)).exp().tolist() == [pytest.approx([0.6625, 0.3375])]
-        with both.part(slice(0, 1)).opened(1, temperature) as log_probs_of:
-            assert log_probs_of(slice(None)).tolist() == [[0.0]]
+        assert both.at(slice(1, 2), 9, temperature).exp().tolist() == [pytest.approx([0.6625, 0.3375])]
+        assert both.at(slice(0, 1), 1, temperature).tolist() == [[0.0]]
 
 
 def test_where_no_teacher_has_a_chance_is_a_number() -> None:
     far = torch.tensor([[0.0, -500.0]])
     both = MixedTeachers([TeacherStates(far, torch.nn.Identity(), LogitShape())] * 2, [0.5, 0.5])
-    with both.opened(2, 1.0) as log_probs_of:
-        assert log_probs_of(slice(None)).isfinite().all()
+    assert both.at(slice(None), 2, 1.0).isfinite().all()

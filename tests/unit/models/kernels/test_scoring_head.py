@@ -15,9 +15,8 @@ from hftune.models.attention.documents import documents_of, isolate_documents
 from hftune.models.attention.isolation import ATTENTION
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.classes import NOT_TRAINED
-from hftune.models.kernels import answer_head
-from hftune.models.kernels.chunked_heads import LogitShape
-from hftune.models.kernels.scoring_head import add_scoring_head, padded_rows, rows_to_score, shared_rows
+from hftune.models.kernels import heads
+from hftune.models.kernels.heads import LogitShape, add_scoring_head, padded_rows, rows_to_score, shared_rows
 from hftune.models.structure import body_of
 from tests.architectures import few_quick
 from tests.table.tiny import UNBUILT, tiny_config
@@ -68,8 +67,8 @@ def test_structure_says_no_more_than_is_so(model_type: str, monkeypatch: pytest.
     """Under ZeRO-3 it decides alone whether the answer head is the model's."""
     model, ids = tiny(model_type), torch.arange(5, 14)[None]
     shape = LogitShape.of(model.config)
-    monkeypatch.setattr(answer_head.zero, "is_partitioned", lambda parameter: True)
-    if answer_head._head_is_all(model, model.forward, shape):
+    monkeypatch.setattr(heads.zero, "is_partitioned", lambda parameter: True)
+    if heads._head_is_all(model, model.forward, shape):
         given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         states = body_of(model)(**given, use_cache=False).last_hidden_state
         logits = model(**given, use_cache=False).logits

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 
-from hftune.models.kernels import chunked_heads, divergences
-from hftune.models.kernels.answer_head import add_answer_head
-from hftune.models.kernels.chunked_heads import LogitShape
-from hftune.models.kernels.divergences import Divergence, Lesson, MixedTeachers, TeacherStates, TopTargets, taught_loss
+from hftune.models.kernels import heads as kernel
+from hftune.models.kernels.divergences import Divergence, Lesson, MixedTeachers, TeacherStates, TopTargets
+from hftune.models.kernels.heads import LogitShape, add_answer_head
 from tests.table.tiny import model_class, tiny_config
 from tests.unit.models.kernels.test_divergences import expected
 
@@ -35,6 +32,11 @@ def heads(*, bias: bool = False, kind: type[torch.nn.Linear] = torch.nn.Linear, 
     return student, teacher, torch.randn(TOKENS, 32, requires_grad=True), torch.randn(TOKENS, 48)
 
 
+def taught_loss(*given: Any) -> Any:
+    *about, lesson = given
+    return lesson.loss(*about)
+
+
 def gradients(hidden: torch.Tensor, head: torch.nn.Module) -> list[torch.Tensor]:
     """Of the hidden states and of what is trained; they are taken away."""
     leaves = [hidden, *(one for one in head.parameters() if one.requires_grad)]
@@ -52,8 +54,8 @@ def same(found: Any, other: Any) -> None:
 @pytest.fixture(params=[7, 64], autouse=True)
 def rows_of_a_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks, and one; heads that are called as modules compute theirs again."""
-    monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * WORDS * request.param)
-    monkeypatch.setattr(chunked_heads, "KEPT_BYTES", 0 if request.param == 7 else 2**28)
+    monkeypatch.setitem(kernel.CHUNK_BYTES, "cpu", 4 * WORDS * request.param)
+    monkeypatch.setattr(kernel, "KEPT_BYTES", 0 if request.param == 7 else 2**28)
 
 
 @pytest.mark.parametrize(("beta", "temperature"), KINDS[:4])
@@ -147,8 +149,8 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("kind", ["plain", "module", "top"])
 def test_no_tensor_of_all_logits(beta: float, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunked_heads.CHUNK_BYTES, "cpu", 4 * WORDS * 50)
-    monkeypatch.setattr(chunked_heads, "KEPT_BYTES", 0)
+    monkeypatch.setitem(kernel.CHUNK_BYTES, "cpu", 4 * WORDS * 50)
+    monkeypatch.setattr(kernel, "KEPT_BYTES", 0)
     student = (OTHER if kind == "module" else torch.nn.Linear)(32, WORDS)
     teacher, tokens = torch.nn.Linear(48, WORDS), 400
     hidden, targets = torch.randn(tokens, 32, requires_grad=True), torch.zeros(tokens).long()
@@ -295,32 +297,6 @@ def test_no_label_is_a_loss_of_zero_with_a_gradient_of_zero(targets: str, traine
     assert student.model.layers[0].mlp.up_proj.weight.grad is not None, "other processes wait for it"
 
 
-@pytest.mark.parametrize(
-    ("student", "other", "partitioned", "by_module"),
-    [
-        ("plain", "plain", True, False),
-        ("plain", "module", True, True),
-        ("plain", "module", False, False),
-        ("module", "plain", False, True),
-    ],
-)
-def test_a_head_that_is_gathered_chunk_by_chunk_decides_for_all(
-    student: str, other: str, partitioned: bool, by_module: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Processes need as many chunks of it; one that is a weight alone is gathered once, for all chunks."""
-    made = {"plain": torch.nn.Linear(2, 3), "module": OTHER(2, 3)}
-    monkeypatch.setattr(divergences.zero, "is_any_partitioned", lambda head: partitioned)
-    monkeypatch.setattr(divergences, "through_head", lambda *given: (given[4:], None))
-    gathered: list[Any] = []
-    targets = SimpleNamespace(
-        heads=[made["plain"], made[other]], opened=lambda *how: gathered.append(how) or nullcontext()
-    )
-    lesson: Any = SimpleNamespace(targets=targets, divergence=Divergence(0.0))
-    hidden, ids, shape = torch.ones(1, 2), torch.zeros(1).long(), LogitShape()
-    others, _ = taught_loss(made[student], hidden, ids, shape, 0, torch.ones(1), lesson)
-    assert (others, gathered) == (((targets.heads,), []) if by_module else ((), [(3, 1.0)]))
-
-
 @pytest.mark.parametrize("taught", [True, False])
 def test_a_chunk_that_only_another_process_has(taught: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ZeRO-3 this one projects a token that is made up, whose loss and gradient are 0."""
@@ -329,15 +305,15 @@ def test_a_chunk_that_only_another_process_has(taught: bool, monkeypatch: pytest
     ids, factors = torch.randint(0, WORDS, (TOKENS,)), torch.rand(TOKENS)
     found: list[list[torch.Tensor]] = []
     for most in (1, 50):
-        monkeypatch.setattr(chunked_heads.zero, "is_any_partitioned", lambda module, most=most: most > 1)
-        monkeypatch.setattr(chunked_heads.ranks, "max_over_ranks", lambda count, most=most: most * count)
+        monkeypatch.setattr(kernel.zero, "is_any_partitioned", lambda module, most=most: most > 1)
+        monkeypatch.setattr(kernel.ranks, "max_over_ranks", lambda count, most=most: most * count)
         if taught:
             loss, named = taught_loss(student, hidden, ids, LogitShape(), 1, factors, lesson)
-            columns = [*named.values()]
         else:
-            loss, columns = chunked_heads.weighted_loss(student, hidden, ids, LogitShape(), 2, factors)
+            loss, named = kernel.answers(student, hidden, ids, LogitShape(), 2, factors)
+        assert loss is not None
         loss.backward()
-        assert all(len(column) == TOKENS for column in columns)
-        found.append([loss, *columns, *gradients(hidden, student)])
+        assert all(len(column) == TOKENS for column in named.values())
+        found.append([loss, *named.values(), *gradients(hidden, student)])
     for one, other in zip(*found, strict=True):
         same(one, other)

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from hftune.arguments.entry import parse_arguments
 from hftune.distributed import ranks
 from hftune.distributed.ds_config import read_ds_config
-from hftune.models.kernels.chunked_heads import LogitShape, answer_log_probs, weighted_loss
+from hftune.models.kernels.heads import LogitShape, answers
 from hftune.preflight.estimating.parts import Largest, answer_head, buffers, cache_bytes, step_extra
 from hftune.preflight.estimating.tracing import Tracker
 from hftune.preflight.estimating.work import Generation
@@ -107,9 +107,9 @@ def test_as_the_kernel_allocates(tokens: int, words: int, dtype: torch.dtype, tr
         tracker = Tracker([hidden, head.weight, targets, factors])
         with tracker:
             if weighted:
-                loss, _ = weighted_loss(head, hidden, targets, LogitShape(), 0, factors)
+                loss, _ = answers(head, hidden, targets, LogitShape(), 0, factors)
             else:
-                loss = answer_log_probs(head, hidden, targets, LogitShape(), 0)[0].sum()
+                loss = answers(head, hidden, targets, LogitShape(), 0)[1]["log_probs"].sum()
             tracker.begin("backward")
             loss.backward()
     size = dtype.itemsize

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hftune.constants import IGNORE_INDEX
-from hftune.models.kernels.answer_head import AnswerOutput
+from hftune.models.kernels.heads import AnswerOutput
 from hftune.trainers.features.token_loss import TokenLoss, finds_answers, next_tokens, next_values
 from tests.unit.trainers.features import made_up
 

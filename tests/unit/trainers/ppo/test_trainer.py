@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from trl.trainer.utils import split_tensor_dict
 
 from hftune.errors import ArgumentError
-from hftune.models.kernels.scoring_head import padded_rows
+from hftune.models.kernels.heads import padded_rows
 from hftune.trainers.ppo.critic import critic_from_reward
 from tests.unit.trainers.rl_runs import PROMPTS, count_even, drawn, logged, make_trainer
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hftune.constants import FILLER
-from hftune.models.kernels.answer_head import AnswerOutput
+from hftune.models.kernels.heads import AnswerOutput
 from hftune.trainers.features.pair_figures import PairFigures, whole_loss
 from hftune.trainers.preference.batches import counts_of
 from hftune.trainers.preference.loss import PairLoss, forward_answers, likelihoods

@@ -158,7 +158,6 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
             model,
             partial(score, self.data_collator),
             partial(score, PairCollator(self.data_collator.pad_token_id, flat=False)),
-            whole_model=True,
             place="--shared_prompts / --padding_free / --attn_implementation",
             fix="add --shared_prompts False, or if that does not help --padding_free False",
         )

@@ -20,11 +20,9 @@ from hftune.data.collators import FlatCollator, sliced
 from hftune.distributed import ranks, zero
 from hftune.distributed.ds_config import asks_for_compiling
 from hftune.errors import ArgumentError
-from hftune.logging import notice
-from hftune.models.attention.documents import documents_of
 from hftune.models.kernels.float8 import without_float8
 from hftune.models.vocabulary import vocabulary_rows
-from hftune.trainers.features.run import Run, plain_model
+from hftune.trainers.features.run import Run
 
 Batch = dict[str, Any]
 
@@ -90,8 +88,6 @@ def prove_rows_isolated(run: Run, model: Any, read: Read | None = None) -> None:
         ArgumentError: They do.
     """
     args = run.args
-    # Scores of a reward model, and slices of a row, are read where tokens lie in the row.
-    whole_model = read is None and run.sequence_group is None
     if read is None and run.sequence_group is not None:
         read = partial(_logits_of_whole_row, run.sequence_group)
     prove = partial(
@@ -104,18 +100,15 @@ def prove_rows_isolated(run: Run, model: Any, read: Read | None = None) -> None:
         autocast=args.bf16 or args.fp16,
     )
     with uncompiled_and_unrounded(run.model, args):
-        prove_or_widen(prove, run.model, whole_model=whole_model)
+        prove_on_all(prove)
 
 
-def prove_answers_isolated(
-    run: Run, model: Any, here: Layout, alone: Layout, *, whole_model: bool, place: str, fix: str
-) -> None:
+def prove_answers_isolated(run: Run, model: Any, here: Layout, alone: Layout, *, place: str, fix: str) -> None:
     """Show that answers of a run are scored as if each stood alone behind its prompt; every rank must take part.
 
     Args:
         model: As it is trained, an engine or a wrapper included.
         here, alone: Made-up answers in the layout of this run, and in rows of one answer each, which no other reaches.
-        whole_model: Whether the model may be called with the documents as padded rows.
         place, fix: For the message.
 
     Raises:
@@ -125,38 +118,29 @@ def prove_answers_isolated(
     problem = ArgumentError(cause, place=place, fix=fix)
     prove = partial(assert_same_scores, model, here, alone, OF_ANSWERS, problem)
     with run.compute_loss_context_manager(), uncompiled_and_unrounded(run.model, run.args):
-        prove_or_widen(prove, run.model, whole_model=whole_model, widens=not run.args.shared_prompts)
+        prove_on_all(prove)
 
 
-def prove_or_widen(prove: Callable[[], object], model: Any, *, whole_model: bool, widens: bool = True) -> None:
-    """Prove that documents are kept apart; where they are not, by the next way that the model has for it.
+def prove_on_all(prove: Callable[[], object]) -> None:
+    """Prove that documents are kept apart; where they are not on one process, none goes on.
 
     Args:
         prove: Raises ArgumentError where documents see each other; a collective.
-        model: As it was given to the trainer, loaded to keep documents apart or not.
-        whole_model: Whether the model may be called with the documents as padded rows.
-        widens: Whether there are others: only attention lets answers share their prompts.
 
     Raises:
-        ArgumentError: No way is left.
+        ArgumentError: They do.
     """
-    documents = documents_of(plain_model(model))
-    while True:
-        problem = None
-        try:
-            prove()
-        except ArgumentError as error:
-            problem = error
-        if ranks.all_agree(problem is None):
-            return
-        wider = documents.widen(whole_model=whole_model) if documents is not None and widens else None
-        if wider is None:
-            raise problem or ArgumentError(
-                "documents in a row see each other on another process",
-                place="--packing",
-                fix="See what that process says, or train without --packing (for text: --packing False).",
-            )
-        notice(f"documents in a row would see each other: {wider}")
+    problem = None
+    try:
+        prove()
+    except ArgumentError as error:
+        problem = error
+    if not ranks.all_agree(problem is None):
+        raise problem or ArgumentError(
+            "documents in a row see each other on another process",
+            place="--packing",
+            fix="See what that process says, or train without --packing (for text: --packing False).",
+        )
 
 
 @contextmanager

@@ -1,15 +1,13 @@
-"""Documents of a row kept apart by whatever a model has for it: attention, or rows of their own.
+"""What the rows of a forward pass hold, and that layers with a state end it with each document.
 
-There are three ways, each more general than the one before:
+There are two ways to keep documents of a row apart:
 
     attention   every layer is attention, which masks and borders keep to a document
     mixers      layers with a state as well, which are called with a row a document
-    backbone    the whole model is called with padded rows of one document each, whatever it is made of
 """
 
 from __future__ import annotations
 
-import inspect
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -19,9 +17,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hftune.distributed import zero
-from hftune.models.attention.isolation import BACKBONE, MIXERS
-from hftune.models.attention.mixers import BORDERS, Group, Unfolding, call_by_documents, mixers_of
-from hftune.models.structure import body_of
+from hftune.models.attention.isolation import MIXERS
+from hftune.models.attention.mixers import Unfolding, call_by_documents, mixers_of
 
 
 class Row:
@@ -56,7 +53,7 @@ class Documents:
     whatever passes without came between (KTO's, a reference's).
 
     Args:
-        way: ATTENTION, MIXERS or BACKBONE.
+        way: ATTENTION or MIXERS.
         whole: Whether documents must stay in one group: under ZeRO-3 every process calls a module as often.
     """
 
@@ -71,7 +68,7 @@ class Documents:
         Args:
             borders: IntTensor (documents + 1,), where documents begin, and the end; None: rows are padded.
         """
-        self._now = Row(borders, whole=self.whole or self.way == BACKBONE)
+        self._now = Row(borders, whole=self.whole)
         if torch.is_grad_enabled():
             self._trained = self._now
 
@@ -84,38 +81,30 @@ class Documents:
         """The row of this forward pass, or of the one whose layers are recomputed."""
         return self._now or self._trained
 
-    def widen(self, *, whole_model: bool) -> str | None:
-        """Take the next, more general way, and return it in words; None where there is none.
+    # Bound methods, not closures, are the hooks of a model: a copy of it has a copy of them.
 
-        Args:
-            whole_model: Whether BACKBONE is one.
-        """
-        if self.way != BACKBONE and whole_model:
-            self.way = BACKBONE
-            return "the model reads the documents of a row as padded rows"
-        return None
+    def before_model(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """A hook: a pass begins of the row whose borders it is called with."""
+        self.begin(kwargs.get("cu_seq_lens_q"))
+
+    def after_model(self, model: Any, args: Any, output: Any) -> None:
+        """A hook: the pass is over, and what follows are layers of it that are recomputed."""
+        self.end()
 
 
 def isolate_documents(model: PreTrainedModel, way: str) -> None:
     """Have a model keep the documents of flat rows apart, in place.
 
     Args:
-        way: The first that is tried.
+        way: ATTENTION or MIXERS.
     """
     # Towers of a model of several parts read no text.
     mixers = mixers_of(model.get_decoder()) if way == MIXERS else []
     documents = Documents(way, whole=zero.is_any_partitioned(model))
     for mixer in mixers:
         call_by_documents(mixer, documents)
-    # Bound methods, not closures: a copy of the model has a copy of them.
-    hooks = _Hooks(documents, inspect.signature(type(model).forward))
-    model.register_forward_pre_hook(hooks.before_model, with_kwargs=True)
-    model.register_forward_hook(hooks.after_model, always_call=True)
-    body, decoder = body_of(model), model.get_decoder()
-    body.register_forward_hook(hooks.after_backbone)
-    if decoder not in (body, model):
-        # Some heads call the decoder within their base (Bart's).
-        decoder.register_forward_hook(hooks.after_backbone)
+    model.register_forward_pre_hook(documents.before_model, with_kwargs=True)
+    model.register_forward_hook(documents.after_model, always_call=True)
     model.hftune_documents = documents
 
 
@@ -123,65 +112,3 @@ def documents_of(model: nn.Module) -> Documents | None:
     """What `isolate_documents` gave a model; None where it did not."""
     found = getattr(model, "hftune_documents", None)
     return found if isinstance(found, Documents) else None
-
-
-class _Hooks:
-    """Around a whole model: tell its layers of the row, and take the row apart where all of it must be."""
-
-    def __init__(self, documents: Documents, signature: inspect.Signature) -> None:
-        self.documents = documents
-        self.names = frozenset(signature.parameters)
-
-    def before_model(self, model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Take note of the borders; unfold the tokens where the way is such."""
-        self.documents.begin(kwargs.get("cu_seq_lens_q"))
-        group = self._only_group()
-        if group is None:
-            return args, kwargs
-        # Positions begin anew in every row by themselves.
-        rest = {name: value for name, value in kwargs.items() if name not in {*BORDERS, "position_ids"}}
-        if "use_cache" not in self.names:
-            rest.pop("use_cache", None)
-        for name in ("input_ids", "inputs_embeds", "token_type_ids"):
-            if rest.get(name) is not None:
-                filler = _filler(model.config) if name == "input_ids" else 0
-                rest[name] = group.unfold(rest[name], filler)
-        if "attention_mask" in self.names:
-            rest["attention_mask"] = group.mask
-        return args, rest
-
-    def after_model(self, model: Any, args: Any, output: Any) -> None:
-        """The pass is over, and what follows are layers of it that are recomputed."""
-        self.documents.end()
-
-    def after_backbone(self, module: Any, args: Any, output: Any) -> Any:
-        """Put hidden states back into their row, so that heads and losses find it as it came."""
-        group = self._only_group()
-        if group is None:
-            return output
-        if isinstance(output, tuple):
-            return self._folded(output, group)
-        for name, value in output.items():
-            output[name] = self._folded(value, group)
-        return output
-
-    def _folded(self, value: Any, group: Group) -> Any:
-        if isinstance(value, tuple):
-            return tuple(self._folded(one, group) for one in value)
-        row = self.documents.row
-        return row.unfolding.fold([value]) if row is not None and group.holds(value) else value
-
-    def _only_group(self) -> Group | None:
-        """All documents of the row, where the backbone reads them as padded rows."""
-        row = self.documents.row
-        if self.documents.way != BACKBONE or row is None or row.borders is None:
-            return None
-        (group,) = row.unfolding.groups
-        return group
-
-
-def _filler(config: Any) -> int:
-    """A token to pad with: masked, so that any of the vocabulary will do."""
-    text = config.get_text_config()
-    pad = getattr(text, "pad_token_id", None)
-    return pad if isinstance(pad, int) and 0 <= pad < text.vocab_size else 0

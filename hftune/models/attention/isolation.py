@@ -36,25 +36,25 @@ _KNOWN = (
 )  # fmt: skip
 """They keep documents apart."""
 
-ATTENTION, MIXERS, BACKBONE = "attention", "mixers", "backbone"
-"""What keeps documents apart; see `models/attention/documents.py`."""
+ATTENTION, MIXERS, PADDED = "attention", "mixers", "padded"
+"""What keeps documents apart; see `models/attention/documents.py`. PADDED: nothing does within a row."""
 
 
 def isolation_method(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None) -> tuple[str, str]:
     """What keeps documents of a row apart in such a model, and why attention alone does not ("" where it does).
 
     Returns:
-        ATTENTION, MIXERS (layers with a state end it at borders) or BACKBONE (the model reads padded rows).
+        ATTENTION, MIXERS (layers with a state end it at borders) or PADDED (nothing does: rows have one document each).
     """
     reason = why_not_isolated(config, model_class)
     if reason is None:
         return ATTENTION, ""
     if model_class is None or not _kinds(config) & MIXING_LAYERS:
-        return BACKBONE, reason
+        return PADDED, reason
     # What indexes or compresses earlier tokens finds them by their places in a row, which no border changes.
     known = _kinds(config) <= MIXING_LAYERS | ISOLATED_LAYERS
     if not known or (has_attention(config) and _own_attention(config, model_class)):
-        return BACKBONE, _own_attention(config, model_class) or reason
+        return PADDED, _own_attention(config, model_class) or reason
     return MIXERS, reason
 
 

@@ -17,9 +17,8 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.attention.isolation import (
     ATTENTION,
-    BACKBONE,
     DEAF_ATTENTION,
-    MIXERS,
+    PADDED,
     has_attention,
     isolation_method,
     refuse_attention,
@@ -32,8 +31,7 @@ from hftune.models.classes import causal_class, reward_class
 from hftune.models.structure import attention_layers, head_size, is_mixture
 
 if TYPE_CHECKING:
-    from hftune.arguments.preference import DPOArguments, RMArguments
-    from hftune.arguments.rl_algorithms import GRPOArguments, RLOOArguments
+    from hftune.arguments.preference import RMArguments
     from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 
 MIN_FLEX_HEAD_SIZE = 16
@@ -41,12 +39,6 @@ MIN_FLEX_HEAD_SIZE = 16
 
 SHARED_LAYERS = {"full_attention", "sliding_attention", "sparse", "dense", "moe"}
 """Kinds of layers in which several answers can follow one prompt; a chunk of attention would cut it elsewhere."""
-
-WORDS = {
-    MIXERS: "layers with a state end it with each",
-    BACKBONE: "which the model reads as padded rows",
-}
-"""How documents are kept apart, where attention does not do it alone."""
 
 
 def decide_rows(stage: str, config: PreTrainedConfig, model_args: ModelArguments, training_args: Any) -> None:
@@ -58,15 +50,42 @@ def decide_rows(stage: str, config: PreTrainedConfig, model_args: ModelArguments
     Raises:
         ArgumentError: A layout was asked for that would change scores.
     """
-    decide = {
-        "pt": decide_padding_free,
-        "sft": decide_padding_free,
-        "rm": decide_reward_padding,
-        "dpo": decide_pair_layout,
-        "rl": decide_answer_layout,
-    }.get(stage)
-    if decide is not None:
-        decide(config, model_args, training_args)
+    given = (config, model_args, training_args)
+    if stage in ("pt", "sft"):
+        _decide_padding_free(*given)
+    elif stage == "rm":
+        refusal = "conversations cannot lie side by side in a row"
+        kept = "conversations lie side by side, without padding"
+        _switch(training_args, "padding_free", _why_scores_padded(*given), "conversations are padded", kept, refusal)
+    elif stage == "dpo":
+        _switch(training_args, "padding_free", _why_padded(*given), "pairs are padded")
+        reason = _why_not_one_row(*given) if training_args.padding_free else "pairs are padded"
+        off = "the prompt of a pair is computed twice" if training_args.padding_free else ""
+        _switch(training_args, "shared_prompts", reason, off)
+    elif stage == "rl":
+        reason = _why_padded(*given) or _why_not_one_row(*given)
+        if is_mixture(config):
+            reason = "the routers of a mixture count the tokens of padded rows"
+        off = "answers are scored in padded rows, each behind a copy of its prompt"
+        refusal = "answers cannot share a row with their prompt"
+        _switch(training_args, "shared_prompts", reason, off, refusal=refusal)
+
+
+def _switch(args: Any, name: str, reason: str | None, off: str, on: str = "", refusal: str = "") -> None:
+    """Set an argument that was left out: on where no `reason` speaks against it; what comes of it is said.
+
+    Raises:
+        ArgumentError: `refusal`, where it was asked for against a reason.
+    """
+    asked = getattr(args, name)
+    if asked and reason and refusal:
+        raise ArgumentError(f"{refusal}: {reason}", place=f"--{name} True", fix="leave it out: rows are padded then")
+    if asked is None:
+        setattr(args, name, reason is None)
+        if off and reason:
+            notice(f"{off}: {reason}")
+        elif on:
+            notice(on)
 
 
 def attention_for(config: PreTrainedConfig, model_args: ModelArguments, training_args: StageArguments) -> str | None:
@@ -91,9 +110,15 @@ def attention_for(config: PreTrainedConfig, model_args: ModelArguments, training
         return asked
     model_class = causal_class(config)
     way, reason = isolation_method(config, model_class)
+    if way == PADDED or model_class is None:
+        raise ArgumentError(
+            f"documents of a row of {config.model_type} cannot be kept apart: {reason}",
+            place="--packing / --padding_free",
+            fix="add --packing False (and no --padding_free)",
+        )
     if way != ATTENTION:
-        notice(f"documents of a row, {WORDS[way]}: {reason}")
-    if way == BACKBONE or model_class is None or not has_attention(config):
+        notice(f"documents of a row, layers with a state end it with each: {reason}")
+    if not has_attention(config):
         return asked
     if asked is not None:
         refuse_attention(asked, machine)
@@ -106,7 +131,7 @@ def attention_for(config: PreTrainedConfig, model_args: ModelArguments, training
     return chosen
 
 
-def decide_padding_free(
+def _decide_padding_free(
     config: PreTrainedConfig, model_args: ModelArguments, training_args: PTArguments | SFTArguments
 ) -> None:
     """Set `padding_free` where it was left out: rows are padded only where documents cannot share one.
@@ -115,11 +140,16 @@ def decide_padding_free(
     """
     if training_args.padding_free is not None:
         return
+    sees_all = bool(getattr(training_args, "cross_document_attention", False))
+    way, reason = isolation_method(config, causal_class(config))
+    if way == PADDED and training_args.packing and not sees_all and "packing" not in training_args.given:
+        training_args.packing = False
+        notice(f"documents are not packed: {reason}")
     packed = training_args.packing or bool(training_args.eval_packing)
     if training_args.sequence_parallel_size > 1:
         # What a group of processes shares is one row a batch. A packed block is such a row already, and where its
         # documents may see each other it counts as one document.
-        training_args.padding_free = not packed or bool(getattr(training_args, "cross_document_attention", False))
+        training_args.padding_free = not packed or sees_all
         return
     training_args.padding_free = not packed and _lie_side_by_side(config, model_args, training_args)
     if training_args.padding_free:
@@ -135,7 +165,7 @@ def _lie_side_by_side(config: PreTrainedConfig, model_args: ModelArguments, trai
     if (asked and "flash" not in asked) or machine.compiled:
         return False
     model_class = causal_class(config)
-    if model_class is None or isolation_method(config, model_class)[0] == BACKBONE:
+    if model_class is None or isolation_method(config, model_class)[0] == PADDED:
         return False
     # On a GPU a call of SDPA for each document is slower than one call over a padded batch; on a CPU it is not.
     return (
@@ -195,48 +225,10 @@ def _flash(machine: Machine) -> str | None:
     return None
 
 
-def decide_pair_layout(config: PreTrainedConfig, model_args: ModelArguments, training_args: DPOArguments) -> None:
-    """Set `padding_free` and `shared_prompts` where they were left out: on wherever they are exact; else it is said."""
-    if training_args.padding_free is None:
-        reason = _why_padded(config, model_args, training_args)
-        training_args.padding_free = reason is None
-        if reason:
-            notice(f"pairs are padded: {reason}")
-    if training_args.shared_prompts is None:
-        flat = training_args.padding_free
-        reason = _why_not_one_row(config, model_args, training_args) if flat else "pairs are padded"
-        training_args.shared_prompts = reason is None
-        if reason and training_args.padding_free:
-            notice(f"the prompt of a pair is computed twice: {reason}")
-
-
-def decide_answer_layout(
-    config: PreTrainedConfig, model_args: ModelArguments, training_args: GRPOArguments | RLOOArguments
-) -> None:
-    """Set RL's `shared_prompts` where it was left out: on where it is exact; else it is said.
-
-    Raises:
-        ArgumentError: It was asked for, and cannot be had.
-    """
-    reason = _why_padded(config, model_args, training_args) or _why_not_one_row(config, model_args, training_args)
-    if is_mixture(config):
-        reason = "the routers of a mixture count the tokens of padded rows"
-    if training_args.shared_prompts and reason:
-        raise ArgumentError(
-            f"answers cannot share a row with their prompt: {reason}",
-            place="--shared_prompts True",
-            fix="leave it out: rows are padded then",
-        )
-    if training_args.shared_prompts is None:
-        training_args.shared_prompts = reason is None
-        if reason:
-            notice(f"answers are scored in padded rows, each behind a copy of its prompt: {reason}")
-
-
 def _why_padded(config: PreTrainedConfig, model_args: ModelArguments, args: StageArguments) -> str | None:
     """Why documents cannot lie side by side in a row; None where they can."""
     way, reason = isolation_method(config, causal_class(config))
-    if way == BACKBONE:
+    if way == PADDED:
         return reason
     try:
         if model_args.attn_implementation:
@@ -260,22 +252,6 @@ def _why_not_one_row(config: PreTrainedConfig, model_args: ModelArguments, args:
     if other := layers - SHARED_LAYERS:
         return f"layers of {', '.join(sorted(other))}"
     return None
-
-
-def decide_reward_padding(config: PreTrainedConfig, model_args: ModelArguments, training_args: RMArguments) -> None:
-    """Set `padding_free` where it was left out: on, wherever it changes no score.
-
-    Raises:
-        ArgumentError: It was asked for, and would change scores.
-    """
-    reason = _why_scores_padded(config, model_args, training_args)
-    if training_args.padding_free and reason:
-        raise ArgumentError(
-            f"conversations cannot lie side by side in a row: {reason}", place="--padding_free", fix="leave it out"
-        )
-    if training_args.padding_free is None:
-        training_args.padding_free = reason is None
-        notice(f"conversations are padded: {reason}" if reason else "conversations lie side by side, without padding")
 
 
 def _why_scores_padded(config: PreTrainedConfig, model_args: ModelArguments, training_args: RMArguments) -> str | None:

@@ -131,10 +131,10 @@ class Group:
     rows: int
     width: int
 
-    def unfold(self, values: torch.Tensor, filler: float = 0) -> torch.Tensor:
-        """(1, tokens of the row, ...) to (documents, width, ...)."""
+    def unfold(self, values: torch.Tensor) -> torch.Tensor:
+        """(1, tokens of the row, ...) to (documents, width, ...), padded with 0."""
         picked = values[0].index_select(0, self.places)
-        padded = picked.new_full((self.rows * self.width, *picked.shape[1:]), filler)
+        padded = picked.new_zeros((self.rows * self.width, *picked.shape[1:]))
         return padded.index_copy(0, self.cells, picked).unflatten(0, (self.rows, self.width))
 
     def pick(self, values: torch.Tensor) -> torch.Tensor:
@@ -144,12 +144,6 @@ class Group:
     def holds(self, value: Any) -> bool:
         """Whether a value has the shape of these padded rows."""
         return isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[:2] == (self.rows, self.width)
-
-    @property
-    def mask(self) -> torch.Tensor:
-        """Which cells hold a token, int64 (documents, width): 1 or 0, an `attention_mask`."""
-        ones = self.cells.new_zeros(self.rows * self.width).index_fill(0, self.cells, 1)
-        return ones.view(self.rows, self.width)
 
 
 class Unfolding:

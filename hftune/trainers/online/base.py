@@ -107,7 +107,6 @@ class OnlineTrainer(StageTrainer):
             model,
             lambda: scored([*every]),
             lambda: torch.cat([scored([row]) for row in every]),
-            whole_model=False,
             place="--shared_prompts / --attn_implementation",
             fix="add --shared_prompts False",
         )

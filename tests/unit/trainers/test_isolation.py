@@ -16,11 +16,8 @@ from transformers import (
 )
 from transformers.models.llama import modeling_llama
 
-from hftune import logging
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
-from hftune.models.attention.documents import Documents
-from hftune.models.attention.isolation import ATTENTION, BACKBONE, MIXERS
 from hftune.models.attention.segments import SEGMENTS
 from hftune.trainers import isolation
 from hftune.trainers.isolation import (
@@ -29,7 +26,7 @@ from hftune.trainers.isolation import (
     assert_same_scores,
     padded_answers,
     prove_isolation,
-    prove_or_widen,
+    prove_on_all,
     prove_rows_isolated,
 )
 from tests.unit.data.helpers import pack, to_dataset
@@ -38,63 +35,22 @@ from tests.unit.trainers.tiny import trainer_on
 ERROR = ArgumentError("they see each other", place="here", fix="none")
 
 
-def model_with(way: str | None, **given: Any) -> nn.Module:
-    model = nn.Linear(1, 1)
-    if way is not None:
-        model.hftune_documents = Documents(way, **given)  # type: ignore[assignment]
-    return model
-
-
-def failing(times: int) -> Any:
-    """A proof that holds after so many failures; `left` counts down."""
-    left = [times]
-
-    def prove() -> None:
-        left[0] -= 1
-        if left[0] >= 0:
-            raise ERROR
-
-    prove.left = left  # type: ignore[attr-defined]
-    return prove
-
-
-def test_ways_are_tried_until_a_proof_holds() -> None:
-    model, prove = model_with(MIXERS), failing(1)
-    prove_or_widen(prove, model, whole_model=True)
-    assert prove.left == [-1] and model.hftune_documents.way == BACKBONE
-    said = "\n".join(map(str, logging._notices))
-    assert "documents in a row would see each other: the model reads the documents of a row as padded rows" in said
-    with pytest.raises(ArgumentError, match="they see each other"):
-        prove_or_widen(failing(2), model_with(MIXERS), whole_model=True)
-
-
-@pytest.mark.parametrize(
-    ("way", "whole", "widens", "failures", "holds"),
-    [
-        (None, True, True, 0, True), (None, True, True, 1, False), (ATTENTION, False, True, 1, False),
-        (ATTENTION, True, True, 1, True), (ATTENTION, True, False, 0, True), (ATTENTION, True, False, 1, False),
-    ],
-)  # fmt: skip
-def test_which_ways_there_are(way: str | None, whole: bool, widens: bool, failures: int, holds: bool) -> None:
-    model = model_with(way)
-    if holds:
-        prove_or_widen(failing(failures), model, whole_model=whole, widens=widens)
-    else:
-        with pytest.raises(ArgumentError, match="they see each other"):
-            prove_or_widen(failing(failures), model, whole_model=whole, widens=widens)
+def fails() -> None:
+    raise ERROR
 
 
 def test_all_processes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another one's proof fails: this one goes on as that one does."""
+    """Another one's proof fails: this one stops as well."""
+    prove_on_all(lambda: None)
+    with pytest.raises(ArgumentError, match="they see each other"):
+        prove_on_all(fails)
     told: list[bool] = []
-    answers = iter([False, True])
-    monkeypatch.setattr(ranks, "all_agree", lambda holds: told.append(holds) or next(answers))
-    model = model_with(ATTENTION)
-    prove_or_widen(failing(0), model, whole_model=True)
-    assert told == [True, True] and model.hftune_documents.way == BACKBONE
-    answers = iter([False])
+    monkeypatch.setattr(ranks, "all_agree", lambda holds: told.append(holds) or False)
     with pytest.raises(ArgumentError, match="see each other on another process"):
-        prove_or_widen(failing(0), model_with(None), whole_model=True)
+        prove_on_all(lambda: None)
+    with pytest.raises(ArgumentError, match="they see each other"):
+        prove_on_all(fails)
+    assert told == [True, False]
 
 
 @pytest.mark.parametrize("group", [None, "group"])
@@ -107,18 +63,12 @@ def test_what_is_proved_of_a_run(
     monkeypatch.setattr(isolation, "prove_isolation", lambda *args, **options: given.append((args, options)))
     monkeypatch.setattr(isolation, "vocabulary_rows", lambda model: 77)
     monkeypatch.setattr(isolation, "uncompiled_and_unrounded", lambda model, args: nullcontext())
-    monkeypatch.setattr(
-        isolation,
-        "prove_or_widen",
-        lambda prove, model, whole_model: given.append((model, whole_model)) or prove(),
-    )
-    model = model_with(None)
+    model = nn.Linear(1, 1)
     model.config = SimpleNamespace(_attn_implementation="sdpa")  # type: ignore[assignment]
     args = SimpleNamespace(device="cpu", bf16=bf16, fp16=fp16)
     read = (lambda *_: None) if scores else None
     prove_rows_isolated(SimpleNamespace(args=args, sequence_group=group, model=model), "engine", read)  # type: ignore[arg-type]
-    (of, whole_model), (positional, options) = given
-    assert of is model and whole_model is (group is None and not scores), "scores and slices are read where tokens lie"
+    ((positional, options),) = given
     assert positional[:4] == ("engine", 77, "sdpa", "cpu") and options == {"autocast": bf16 or fp16}
     if scores or group is None:
         assert positional[4] is read

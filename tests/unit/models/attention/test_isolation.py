@@ -10,8 +10,8 @@ import transformers
 from hftune.errors import ArgumentError
 from hftune.models.attention.isolation import (
     ATTENTION,
-    BACKBONE,
     MIXERS,
+    PADDED,
     has_attention,
     isolation_method,
     refuse_attention,
@@ -31,14 +31,14 @@ HOPPER = Machine(major=9, half=True, flash=frozenset({2, 3, 4}), varlen=True, fl
         *[(name, MIXERS, "linear_attention") for name in ("Mamba", "Jamba", "MiniMax", "Qwen3_5Text")],
         ("NemotronH", MIXERS, "linear_attention, mlp"),
         ("FalconH1", MIXERS, "hybrid"),
-        ("DeepseekV32", BACKBONE, "indexed_attention"),
-        ("DeepseekV4", BACKBONE, "compressed_sparse_attention"),
-        ("Rwkv", BACKBONE, "a recurrent state"),
-        ("GPTNeo", BACKBONE, "attention of its own"),
-        ("Bloom", BACKBONE, "attention of its own"),
-        ("Roberta", BACKBONE, "positions from its pad token"),
-        ("Doge", BACKBONE, "changes the mask"),
-        ("Inkling2Text", BACKBONE, "more than masks (sinks)"),
+        ("DeepseekV32", PADDED, "indexed_attention"),
+        ("DeepseekV4", PADDED, "compressed_sparse_attention"),
+        ("Rwkv", PADDED, "a recurrent state"),
+        ("GPTNeo", PADDED, "attention of its own"),
+        ("Bloom", PADDED, "attention of its own"),
+        ("Roberta", PADDED, "positions from its pad token"),
+        ("Doge", PADDED, "changes the mask"),
+        ("Inkling2Text", PADDED, "more than masks (sinks)"),
     ],
 )
 def test_what_keeps_documents_apart(model: str, way: str, words: str) -> None:
@@ -50,7 +50,7 @@ def test_what_keeps_documents_apart(model: str, way: str, words: str) -> None:
 def test_layers_of_a_new_kind_are_read_as_padded_rows() -> None:
     config = transformers.Qwen3_5TextConfig()
     config.__dict__["layer_types"] = ["linear_attention", "made_up"]
-    assert isolation_method(config, causal_class(config))[0] == BACKBONE
+    assert isolation_method(config, causal_class(config))[0] == PADDED
 
 
 def test_which_models_attend() -> None:
@@ -64,7 +64,7 @@ def test_code_that_comes_with_a_model_cannot_be_checked() -> None:
 
     assert causal_class(OwnConfig()) is None
     way, reason = isolation_method(OwnConfig(), None)
-    assert way == BACKBONE and "comes with the model" in reason
+    assert way == PADDED and "comes with the model" in reason
 
 
 @pytest.mark.parametrize(

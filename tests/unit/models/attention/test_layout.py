@@ -141,7 +141,7 @@ def test_rows_are_padded_only_where_they_must_be(
     ("model", "stage", "free", "attention", "words"),
     [
         ("Bloom", "sft", False, None, ""),
-        ("Bloom", "pt", False, None, "as padded rows: it has an attention of its own"),
+        ("Bloom", "pt", False, None, "documents are not packed: it has an attention of its own"),
         ("Mamba", "sft", True, None, "a state end it with each: it has layers whose past is more"),
         ("Jamba", "pt", False, SEGMENTS, "a state end it with each: it has layers whose past is more"),
     ],
@@ -155,7 +155,15 @@ def test_models_that_are_more_than_attention(
     config = model_config(model_args, training)
     decide_rows(stage, config, model_args, training)
     assert training.padding_free is free and attention_for(config, model_args, training) == attention
-    assert not words or words in [line for line in notices() if "documents of a row" in line][-1]
+    assert not words or words in [line for line in notices() if line.startswith("documents ")][-1]
+
+
+def test_packing_that_was_asked_for_is_refused_where_documents_cannot_be_kept_apart() -> None:
+    model_args, training = parsed("pt", "m", "--packing", "True")
+    decide_rows("pt", BloomConfig(n_layer=1), model_args, training)
+    with pytest.raises(ArgumentError, match="an attention of its own") as caught:
+        attention_for(BloomConfig(n_layer=1), model_args, training)
+    assert training.packing and "--packing False" in str(caught.value)
 
 
 def test_the_model_is_loaded_with_it_and_saved_without(tiny_model: Path, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ CPU = torch.device("cpu")
 def test_there_and_back(whole: bool) -> None:
     unfolding = Unfolding(SIX, CPU, whole=whole)
     row = torch.arange(2.0 * sum(SIX)).view(1, -1, 2).requires_grad_()
-    rows = [group.unfold(row, filler=-1) for group in unfolding.groups]
+    rows = [group.unfold(row) for group in unfolding.groups]
     assert len(rows) == (1 if whole else 3)
     assert all(group.holds(one) and not group.holds(row) for group, one in zip(unfolding.groups, rows, strict=True))
     back = unfolding.fold(rows)
@@ -142,9 +142,8 @@ def test_there_and_back(whole: bool) -> None:
 
 def test_each_document_begins_a_row() -> None:
     (group,) = Unfolding([2, 3], CPU, whole=True).groups
-    rows = group.unfold(torch.tensor([[5, 6, 7, 8, 9]]), filler=1)
-    assert rows.tolist() == [[5, 6, 1], [7, 8, 9]]
-    assert group.mask.tolist() == [[1, 1, 0], [1, 1, 1]]
+    rows = group.unfold(torch.tensor([[5, 6, 7, 8, 9]]))
+    assert rows.tolist() == [[5, 6, 0], [7, 8, 9]]
     assert group.pick(rows).tolist() == [5, 6, 7, 8, 9]
 
 

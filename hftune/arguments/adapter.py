@@ -36,7 +36,6 @@ class AdapterArguments(FreezingArguments):
     exclude_modules: list[str] | None = option(
         None, "Names of modules that are not adapted though the flags above name them."
     )
-    layers_to_transform: list[int] | None = option(None, "Adapt modules of these decoder layers only, counted from 0.")
     lora_target_parameters: list[str] | None = option(
         None,
         "Parameters to adapt that are no linear module: the experts of a mixture, such as "
@@ -100,9 +99,8 @@ class AdapterArguments(FreezingArguments):
         for name in ("lora_modules_to_save", "exclude_modules", "lora_target_parameters"):
             if getattr(self, name):
                 setattr(self, name, split_commas(getattr(self, name)))
-        for name in ("layers_to_transform", "trainable_token_indices"):
-            if isinstance(getattr(self, name), int):  # a list of one in a YAML file
-                setattr(self, name, [getattr(self, name)])
+        if isinstance(self.trainable_token_indices, int):  # a list of one in a YAML file
+            self.trainable_token_indices = [self.trainable_token_indices]
         # YAML's `true` and Python's True are peft's own default, which it calls True.
         self.init_lora_weights = str(self.init_lora_weights).lower()
 

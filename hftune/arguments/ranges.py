@@ -108,7 +108,7 @@ _NAMES = {
     """,
     "[0, 1e6]": """
         beta center_rewards_coefficient cliprange_value cpo_alpha delta desirable_weight dpop_lambda
-        early_stopping_threshold entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target layers_to_transform
+        early_stopping_threshold entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target
         loraplus_lr_embedding loss_weights
         moe_z_loss_coef neftune_noise_alpha num_cycles off_policy_mask_threshold offset_alpha
         router_aux_loss_coef simpo_gamma teacher_top_k teacher_weights

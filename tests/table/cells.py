@@ -81,7 +81,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "lora_bias_only": (*_LORA, "--lora_bias", "lora_only"),
     "lora_embeddings": (*_LORA, "--lora_modules_to_save", "embed_tokens"),
     "lora_regex": (*_LORA, "--target_regex", LORA_REGEX),
-    "lora_layer": (*_LORA, "--layers_to_transform", "1", "--lora_target_modules", "q_proj,v_proj"),
     "lora_experts": (*_LORA, "--lora_target_modules", "none", "--lora_target_parameters", "experts.down_proj"),
     "lora_tokens": (*_LORA, "--trainable_token_indices", "5", "6"),
     "lora_norms": (*_LORA, "--trainable_parameters", "model.norm"),

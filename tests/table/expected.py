@@ -120,7 +120,6 @@ _TRAINED: dict[str, Callable[[Plain], set[str]]] = {
     "dora": lambda model: _all(model, "magnitude_vector.default.weight"),
     "lora_names": lambda model: _lora(_ending(model, "o_proj")),
     "lora_regex": lambda model: _lora({name for name in model.linears if re.fullmatch(LORA_REGEX, name)}),
-    "lora_layer": lambda model: _lora({name for name in _ending(model, "q_proj", "v_proj") if ".layers.1." in name}),
     "lora_experts": lambda model: _lora(model.experts),
     "lora_bias_all": lambda model: _all(model) | _biases(model, everywhere=True),
     "lora_bias_only": lambda model: _all(model) | _biases(model, everywhere=False),

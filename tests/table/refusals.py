@@ -41,7 +41,7 @@ def _is_mixture(cell: Cell) -> bool:
 
 def _adapts_experts(cell: Cell) -> bool:
     """`all` takes the stacked experts of a mixture in, and names or a regex do not."""
-    named = ("lora_names", "lora_regex", "lora_layer")
+    named = ("lora_names", "lora_regex")
     return _is_mixture(cell) and cell.is_adapter and cell.method not in named
 
 
@@ -67,10 +67,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "the model has no module",
         "The architecture has no module of that name.",
-        lambda cell: (
-            (cell.method == "lora_names" and _lacks("o_proj")(cell))
-            or (cell.method == "lora_layer" and _lacks("q_proj", "v_proj")(cell))
-        ),
+        lambda cell: cell.method == "lora_names" and _lacks("o_proj")(cell),
     ),
     Rule(
         "the model has no biases to train",

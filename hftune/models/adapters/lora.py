@@ -29,7 +29,7 @@ _FIXED_BY_ADAPTER = {
     "lora_target_parameters": "target_parameters",
     "trainable_token_indices": "trainable_token_indices",
 }
-_NOT_READ = ("lora_target_modules", "target_regex", "exclude_modules", "layers_to_transform", "init_lora_weights")
+_NOT_READ = ("lora_target_modules", "target_regex", "exclude_modules", "init_lora_weights")
 
 
 @patches.rows_on_any_device(zero.gathered)

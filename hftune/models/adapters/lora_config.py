@@ -21,7 +21,7 @@ from hftune.models.adapters.adaptable import unadaptable, without_effect
 from hftune.models.adapters.folding import usable_quantisers
 from hftune.models.adapters.freezing import compiled, modules_to_unfreeze
 from hftune.models.adapters.new_token_rows import new_rows_with_lora
-from hftune.models.structure import decoder_list, expert_count, head_of, is_within, other_parts, routers_of
+from hftune.models.structure import expert_count, head_of, is_within, other_parts, routers_of
 
 LINEAR = (torch.nn.Linear, Conv1D)
 ADAPTABLE = (*LINEAR, torch.nn.Embedding)
@@ -103,31 +103,26 @@ def target_modules(model: PreTrainedModel, args: AdapterArguments) -> str | list
     """What peft should adapt: "all-linear" or names.
 
     Raises:
-        ArgumentError: A name, regex or layer that this model does not have.
+        ArgumentError: A name or regex that this model does not have.
     """
     asked = args.lora_target_modules
     if args.target_regex is not None:
         chosen = _by_regex(model, args.target_regex)
         _refuse_without_effect(model, chosen, args.exclude_modules, "--target_regex")
-    elif asked == ["none"]:
+        return chosen
+    if asked == ["none"]:
         return []
-    elif asked == ["default"]:
-        chosen = _of_architecture(model)
-    elif asked in (["all"], ["all-linear"]):
-        if args.layers_to_transform is None and not _takes_for_experts(model, every="all-linear"):
+    if asked == ["default"]:
+        return _of_architecture(model)
+    if asked in (["all"], ["all-linear"]):
+        if not _takes_for_experts(model, every="all-linear"):
             return "all-linear"
         chosen = all_linear(model)
         of_experts = _takes_for_experts(model, every=[name.rsplit(".", 1)[-1] for name in chosen])
-        chosen = [name for name in chosen if name.rsplit(".", 1)[-1] not in of_experts]
-        if args.layers_to_transform is None:
-            return _shortened(model, chosen)
-    else:
-        chosen = _known(model, asked, "--lora_target_modules", ADAPTABLE)
-        _refuse_without_effect(model, chosen, args.exclude_modules, "--lora_target_modules")
-        if args.layers_to_transform is None:
-            return asked
-    # Layers are picked here: peft takes neither `all` nor a regex together with layers.
-    return _in_layers(model, chosen, args.layers_to_transform) if args.layers_to_transform is not None else chosen
+        return _shortened(model, [name for name in chosen if name.rsplit(".", 1)[-1] not in of_experts])
+    chosen = _known(model, asked, "--lora_target_modules", ADAPTABLE)
+    _refuse_without_effect(model, chosen, args.exclude_modules, "--lora_target_modules")
+    return asked
 
 
 def _takes_for_experts(model: PreTrainedModel, *, every: str | list[str]) -> set[str]:
@@ -217,7 +212,7 @@ def target_parameters(model: PreTrainedModel, args: AdapterArguments) -> list[st
 
 
 def _experts_of_all(model: PreTrainedModel, args: AdapterArguments) -> list[str]:
-    """The stacked experts that `all` adapts, by names below a layer, or whole ones where layers were named.
+    """The stacked experts that `all` adapts, by names below a layer.
 
     Raises:
         ArgumentError: An option that peft has for modules alone.
@@ -235,8 +230,6 @@ def _experts_of_all(model: PreTrainedModel, args: AdapterArguments) -> list[str]
             fix="leave it out, or leave the experts out: --exclude_modules "
             + " ".join(sorted({owners[name].rsplit(".", 1)[-1] for name in meant})),
         )
-    if args.layers_to_transform is not None:
-        return _in_layers(model, meant, args.layers_to_transform) if meant else []
     return list(dict.fromkeys(map(_below_layer, meant)))
 
 
@@ -335,29 +328,6 @@ def _linear_routers(model: PreTrainedModel) -> list[str]:
     """Names of routers that are linear modules: which experts see a token is changed only where it is asked for."""
     routers = {id(part) for router in routers_of(model) for part in router.modules()}
     return [name for name, module in model.named_modules() if isinstance(module, LINEAR) and id(module) in routers]
-
-
-def _in_layers(model: PreTrainedModel, names: list[str], layers: list[int]) -> list[str]:
-    found = decoder_list(model)
-    prefix = f"{found}." if found else ""
-    there = {layer_of(name, prefix) for name, _ in model.named_modules()} - {None}
-    missing = sorted(set(layers) - there)
-    chosen = [name for name in names if layer_of(name, prefix) in layers]
-    if missing or not chosen:
-        raise ArgumentError(
-            f"the model has no layer {', '.join(map(str, missing))}"
-            if missing
-            else "no module in these layers is meant",
-            place="--layers_to_transform",
-            fix=f"layers are counted from 0 to {max((layer for layer in there if layer is not None), default=0)}",
-        )
-    return chosen
-
-
-def layer_of(name: str, prefix: str) -> int | None:
-    """The decoder layer that a module or parameter lies in; `prefix` is the name of their list, with a dot."""
-    found = re.match(rf"{re.escape(prefix)}(\d+)(?:\.|$)", name)
-    return int(found.group(1)) if found else None
 
 
 def _below_layer(name: str) -> str:

@@ -57,7 +57,7 @@ def report_targets(adapted: PeftModel, args: AdapterArguments) -> None:
     model = adapted.base_model.model
     counts = Counter(kind_of(name) for name, module in model.named_modules() if isinstance(module, LoraLayer))
     notice("modules with an adapter: " + _listed(counts))
-    if args.lora_target_modules != ["all"] or args.target_regex is not None or args.layers_to_transform is not None:
+    if args.lora_target_modules != ["all"] or args.target_regex is not None:
         return
     routers = routers_of(model)
     every = [*all_linear(model), *unadaptable(model), *(name for name, one in model.named_modules() if one in routers)]

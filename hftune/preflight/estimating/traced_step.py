@@ -6,7 +6,6 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,7 +100,7 @@ def _adapted(miniature: Miniature, adapter_args: AdapterArguments) -> Any:
         config.task_type = TASK_TYPES[head_of(miniature.model)]  # where it is another, the run is refused elsewhere
     else:
         # Layers have other numbers in the miniature; an adapter of some layers is planned as one of all.
-        config = lora_config(miniature.model, replace(adapter_args, layers_to_transform=None))
+        config = lora_config(miniature.model, adapter_args)
     # Initialisers read values (an orthogonal one is made by QR), and the meta device has none.
     config.init_lora_weights = False
     miniature.model.requires_grad_(False)

@@ -128,7 +128,7 @@ def check_freezing_flags(adapter_args: AdapterArguments) -> Iterator[UserError]:
         yield ArgumentError(
             "the base of an adapter is frozen as a whole",
             place="--freeze_*, --use_peft",
-            fix="adapt fewer modules with --exclude_modules or --layers_to_transform, or train without an adapter",
+            fix="adapt fewer modules with --exclude_modules or --target_regex, or train without an adapter",
         )
     if adapter_args.unfreezes and not adapter_args.use_peft and not adapter_args.freezes:
         yield ArgumentError(

@@ -68,7 +68,7 @@ def tensor_ranks(engine: Path) -> int:
 _FLAG = "--resume_from_checkpoint"
 
 _ADAPTER = (
-    "lora_r", "lora_alpha", "lora_target_modules", "target_regex", "exclude_modules", "layers_to_transform",
+    "lora_r", "lora_alpha", "lora_target_modules", "target_regex", "exclude_modules",
     "lora_target_parameters", "rank_pattern", "alpha_pattern", "trainable_token_indices", "lora_modules_to_save",
     "lora_bias", "use_rslora", "use_dora", "train_new_tokens_only",
 )  # fmt: skip

@@ -23,7 +23,7 @@ _SMOOTHED, _UNPAIRED = ("|".join(sorted(losses_with(trait))) for trait in ("smoo
 _CLIPPED = "grpo|bnpo|dr_grpo|dapo|luspo"  # TRL's losses of GRPO that clip the ratio from both sides
 
 NEEDS = f"""
-use_peft: lora_r lora_alpha lora_dropout lora_target_modules target_regex exclude_modules layers_to_transform
+use_peft: lora_r lora_alpha lora_dropout lora_target_modules target_regex exclude_modules
     lora_target_parameters init_lora_weights rank_pattern alpha_pattern trainable_token_indices lora_modules_to_save
     lora_bias use_rslora use_dora fused_lora loraplus_lr_ratio
 loraplus_lr_ratio: loraplus_lr_embedding

@@ -43,8 +43,8 @@ def test_a_fresh_one_on_top_folds_all_of_them() -> None:
 
 
 def test_names_with_commas_and_numbers_alone() -> None:
-    args = AdapterArguments(lora_target_modules=["q_proj,v_proj", "o_proj"], layers_to_transform=3)  # type: ignore[arg-type] # as in YAML
-    assert args.lora_target_modules == ["q_proj", "v_proj", "o_proj"] and args.layers_to_transform == [3]
+    args = AdapterArguments(lora_target_modules=["q_proj,v_proj", "o_proj"], trainable_token_indices=3)  # type: ignore[arg-type] # as in YAML
+    assert args.lora_target_modules == ["q_proj", "v_proj", "o_proj"] and args.trainable_token_indices == [3]
 
 
 def test_patterns() -> None:

@@ -54,7 +54,6 @@ problems = partial(said.problems, rules=RULES)
         # names, looked up in the skeleton
         ([LORA, "--target_modules", "c_attn"], ["no module c_attn", "q_proj"]),
         ([LORA, "--target_regex", "q_proj"], ["matches as a whole", "model.layers.0.self_attn.q_proj"]),
-        ([LORA, "--layers_to_transform", "7"], ["no layer 7", "from 0 to 1"]),
         ([LORA, "--target_modules", "embed_tokens"], ["are one matrix", "--lora_modules_to_save embed_tokens"]),
         ([LORA, "--lora_target_parameters", "experts.up"], ["no parameter experts.up"]),
         ([LORA, "--lora_bias", "all"], ["no biases"]),
@@ -96,7 +95,6 @@ def test_nothing_is_loaded(tmp_path: Path) -> None:
     config = LlamaConfig(hidden_size=8192, intermediate_size=28672, num_hidden_layers=20, num_key_value_heads=8)
     config.save_pretrained(tmp_path)
     assert "no module c_attn" in problems(tmp_path, LORA, "--target_modules", "c_attn")
-    assert "no layer 20" in problems(tmp_path, LORA, "--layers_to_transform", "20")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +199,6 @@ SMALL = {
         ["--target_modules", "q_proj,o_proj", "--use_dora"],
         ["--target_modules", "q_proj,down_proj", "--lora_modules_to_save", "embed_tokens", "--lora_bias", "all"],
         ["--exclude_modules", "k_proj", "--trainable_token_indices", "1", "2"],
-        ["--layers_to_transform", "1", "4"],
         ["--target_modules", "q_proj", "--trainable_parameters", "model.layers.2.mlp"],
         ["--rank_pattern", '{"layers.5.*q_proj": 3}'],
     ],

@@ -50,7 +50,6 @@ class ModelArguments(GrowthArguments):
         "fastest that keeps documents apart where they are packed or padding-free, else transformers' choice.",
     )
     flash_attn: bool = option(False, "FlashAttention (2, 3 or 4) where it is installed and there is a GPU.")
-    gguf_file: str | None = option(None, "Name of a GGUF file inside the model folder.")
     from_config: bool = option(
         False,
         "Train from scratch: weights drawn as the model's config says, with --seed; tokenizer and config "

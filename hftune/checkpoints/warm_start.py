@@ -76,7 +76,6 @@ def _check_alone(model_args: ModelArguments, adapter_args: AdapterArguments, tra
         "--resume_from_checkpoint": resume,
         "--peft_path": bool(adapter_args.peft_path),
         "--from_config": model_args.from_config,
-        "--gguf_file": bool(model_args.gguf_file),
     }
     for name, given in others.items():
         if given:

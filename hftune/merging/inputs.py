@@ -39,13 +39,11 @@ class BaseFolder:
         name: As it was given.
         folder: Its files.
         unsupported: Why its weights cannot be read tensor by tensor; None: they can.
-        gguf_file: The file in `folder`, where the base is one.
     """
 
     name: str
     folder: Path
     unsupported: str | None = None
-    gguf_file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -135,9 +133,8 @@ def read_inputs(args: MergeArguments) -> Inputs:
         raise ArgumentError("the adapter does not name its base", place=BASE_FLAG, fix="name it")
     _refuse_lost_copy(name, manifest)
     levels = [*_adapters_below(level), level]
-    used = manifest.get("arguments", {}).get("model", {})
-    # An adapter records the revision of its base on the Hub, and hftune the GGUF file that training read.
-    base = find_base(name, adapter_config.get("revision"), used.get("gguf_file"))
+    # An adapter records the revision of its base on the Hub.
+    base = find_base(name, adapter_config.get("revision"))
     folders = [adapter.folder for each in levels for adapter in each]
     # From here on all that is wrong is said at once; nothing has been written and no weight been read.
     read = [*inputs_of(args), base.folder, *folders]
@@ -156,7 +153,7 @@ def read_inputs(args: MergeArguments) -> Inputs:
             )
         ]
     raise_together(problems)
-    config = {} if base.gguf_file else read_config(base.folder)  # a GGUF file brings its own
+    config = read_config(base.folder)
     tokenizer = find_tokenizer(args.tokenizer_path, folders, base.folder)
     if base.unsupported is None:
         check_layers(config, weight_shapes(base.folder), base.name, BASE_FLAG)
@@ -296,7 +293,7 @@ def with_rope(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
 # --- base and tokenizer ----------------------------------------------------------------------------------------------
 
 
-def find_base(name: str, revision: str | None = None, gguf_file: str | None = None) -> BaseFolder:
+def find_base(name: str, revision: str | None = None) -> BaseFolder:
     """Find a base, downloading it where it is a name on the Hub.
 
     Raises:
@@ -304,15 +301,14 @@ def find_base(name: str, revision: str | None = None, gguf_file: str | None = No
     """
     path = Path(name)
     if path.suffix == ".gguf" and path.is_file():
-        return BaseFolder(name, path.parent, f"{path.name} is a GGUF file", path.name)
+        fix = f"make weights of it: from_pretrained({str(path.parent)!r}, gguf_file={path.name!r}).save_pretrained(NEW)"
+        raise ArgumentError(f"{path.name} is a GGUF file", place=BASE_FLAG, fix=fix)
     if path.is_dir():
         folder = path
         # Every byte is compared with the manifest's digests: all of them are about to be read anyhow.
         raise_together(check_recorded(folder, BASE_FLAG))
     else:
         folder = _download(name, revision, BASE_FLAG, _BASE_FILES)
-    if gguf_file:
-        return BaseFolder(name, folder, f"{gguf_file} is a GGUF file", gguf_file)
     return BaseFolder(name, folder, None if weight_files(folder) else "it has no safetensors files")
 
 

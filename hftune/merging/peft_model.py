@@ -23,7 +23,6 @@ from hftune.merging.adapters import Adapter
 from hftune.merging.inputs import BASE_FLAG, FLAG, Inputs, has_tokenizer
 from hftune.merging.plan import Plan
 from hftune.models.loading.base_parts import keep_of_base
-from hftune.models.loading.causal_lm import forget_gguf
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
 from hftune.models.loading.quantisation import drop_quantisation
 from hftune.models.vocabulary import forbid_rows_without_token, grow
@@ -93,8 +92,6 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
             place=BASE_FLAG,
             fix="give a folder with config.json and weights, or a Hub name that can be reached",
         ) from error
-    if inputs.base.gguf_file:
-        forget_gguf(model)
     rows = _rows_of_adapters(model, inputs.adapters)
     if inputs.growth is not None:
         grow(model, inputs.growth)
@@ -132,16 +129,14 @@ def _rows_of_adapters(model: PreTrainedModel, adapters: list[Adapter]) -> int | 
 
 
 def _loading_options(inputs: Inputs) -> dict[str, Any]:
-    options: dict[str, Any] = {"gguf_file": inputs.base.gguf_file} if inputs.base.gguf_file else {}
     if inputs.rope:
-        return options | {"config": _stretched(inputs, options)}
-    return options if inputs.scores is None else options | {"num_labels": inputs.scores}
+        return {"config": _stretched(inputs)}
+    return {} if inputs.scores is None else {"num_labels": inputs.scores}
 
 
-def _stretched(inputs: Inputs, options: dict[str, Any]) -> PretrainedConfig:
+def _stretched(inputs: Inputs) -> PretrainedConfig:
     """The base's config with the positions of training: they shape buffers that are made while the model loads."""
-    trusted = inputs.trust_remote_code
-    config = pretrained(AutoConfig, inputs.base.folder, trust_remote_code=trusted, **options)
+    config = pretrained(AutoConfig, inputs.base.folder, trust_remote_code=inputs.trust_remote_code)
     for name, value in inputs.rope.items():
         setattr(config.get_text_config(), name, value)
     if inputs.scores is not None:
@@ -239,12 +234,8 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
     dtype = getattr(torch, str(stored).removeprefix("torch."))  # older configs say torch.bfloat16
     # The names that transformers has in memory where it has unpacked weights: it knows no way back (5.23).
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size or "5GB", save_original_format=not packed)
-    if inputs.base.gguf_file and inputs.tokenizer == inputs.base.folder:
-        gguf, trusted = inputs.base.gguf_file, inputs.trust_remote_code
-        tokenizer = pretrained(AutoTokenizer, inputs.base.folder, gguf_file=gguf, trust_remote_code=trusted)
-        tokenizer.save_pretrained(folder)
     changed = {name for name, digest in after.items() if before.get(name) != digest}
-    if inputs.scores is None and weight_files(inputs.base.folder) and not inputs.base.gguf_file:
+    if inputs.scores is None and weight_files(inputs.base.folder):
         # What transformers has not loaded, peft has not saved.
         keep_of_base(folder, inputs.base.folder, cast=inputs.dtype is None, trusted=inputs.trust_remote_code)
     return len(changed)

@@ -83,8 +83,6 @@ def _compare_with_adapters(plan: Plan, folder: Path) -> dict[str, Any]:
     inputs = plan.inputs
     options: dict[str, Any] = {"trust_remote_code": inputs.trust_remote_code}
     tokenizer = pretrained(AutoTokenizer, folder, **options)
-    if inputs.base.gguf_file and inputs.tokenizer == inputs.base.folder:
-        options["gguf_file"] = inputs.base.gguf_file
     source = pretrained(AutoTokenizer, inputs.tokenizer, **options)
     if tokenizer.chat_template != source.chat_template:
         raise ManifestError("the merged model has another chat template", place="--verify", fix="please report it")
@@ -102,7 +100,7 @@ def _compare_with_adapters(plan: Plan, folder: Path) -> dict[str, Any]:
 def _answers(plan: Plan, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Answers:
     # What the base stores for others (a head that predicts further) is no part of the language model there either.
     inputs = plan.inputs
-    beside = stored_tensors(inputs.base.folder) if inputs.scores is None and not inputs.base.gguf_file else {}
+    beside = stored_tensors(inputs.base.folder) if inputs.scores is None else {}
     shapes = {name: tensor.shape for name, tensor in beside.items()}
     model = reload_strictly(folder, head=inputs.head, trust_remote_code=inputs.trust_remote_code, beside=shapes)
     said = answer(model, tokenizer)

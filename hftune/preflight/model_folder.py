@@ -47,8 +47,7 @@ def check_model_folder(model_args: ModelArguments) -> Iterator[UserError]:
             f"--peft_model_path {name} --output_dir MERGED; or continue it: --model_name_or_path {base} "
             f"--peft_path {name}",
         )
-    # A GGUF file carries its config within itself.
-    elif folder.is_dir() and not (folder / "config.json").is_file() and not model_args.gguf_file:
+    elif folder.is_dir() and not (folder / "config.json").is_file():
         yield no_model_in(folder)
 
 

@@ -120,7 +120,7 @@ def keep_other_parts(trainer: Any, folder: Path, model_args: ModelArguments) -> 
     base = whole_base(
         str(model_args.model_name_or_path), cache_dir=model_args.cache_dir, revision=model_args.model_revision
     )
-    if model_args.from_config or model_args.gguf_file or base is None or not weight_files(base):
+    if model_args.from_config or base is None or not weight_files(base):
         return {}
     keep_of_base = on_demand("hftune.models.loading.base_parts:keep_of_base")
     kept = keep_of_base(folder, base, trusted=bool(trainer.args.trust_remote_code))

@@ -21,7 +21,6 @@ KINDS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {
     "int8": ("sft", (*LORA, "--load_in_8bit"), (1, 2)),
     "routers": ("sft", ("--router_aux_loss_coef", "0.1", "--moe_z_loss_coef", "0.01"), (2, 3)),
     "drawn": ("pt", ("--from_config",), (2, 3)),
-    "gguf": ("sft", ("--gguf_file", "tiny.gguf"), (3,)),
 }
 
 
@@ -30,19 +29,13 @@ def results(
     run: Callable, tiny_model: Path, tiny_data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[float]]:
     """Losses of four steps: of each kind alone, and under each of its ZeRO stages on two processes."""
-    from tests.unit.models.loading.test_config import write_gguf
 
     folder = tmp_path_factory.mktemp("cells")
     models = {name: tiny_model for name in KINDS}
     models["routers"] = make_model("mixtral", folder / "mixtral")
-    models["gguf"] = folder / "gguf"
-    models["gguf"].mkdir()
-    write_gguf(tiny_model, models["gguf"])
 
     def cell(kind: str, zero: int, *flags: str) -> dict[str, Any]:
         stage, own, _ = KINDS[kind]
-        if kind == "gguf":
-            own = (*own, "--tokenizer_name_or_path", str(tiny_model))
         name = f"{kind}-{zero}"
         paths = {"model": str(models[kind]), "data": str(tiny_data), "output": str(folder / name)}
         return {"name": name, "stage": stage, **paths, "flags": [*own, *flags]}

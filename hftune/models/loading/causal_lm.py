@@ -141,9 +141,7 @@ def _from_pretrained(
             place="--deepspeed",
             fix="use --deepspeed zero2, which loads it whole",
         ) from error
-    if model_args.gguf_file:
-        forget_gguf(model)
-    elif not is_deepspeed_zero3_enabled():
+    if not is_deepspeed_zero3_enabled():
         # Under ZeRO-3 transformers reports nothing missing; preflight has compared names and shapes by then.
         scores = auto is not AutoModelForCausalLM
         check_loaded(info, model, str(model_args.model_name_or_path), flag="--model_name_or_path", scores=scores)
@@ -179,19 +177,6 @@ def _report_experts(model: PreTrainedModel) -> None:
     """Say how a mixture of experts computes its experts."""
     if type(model)._can_set_experts_implementation() and is_mixture(model.config):
         notice(f"experts: {model.config._experts_implementation}")
-
-
-def forget_gguf(model: PreTrainedModel) -> None:
-    """Remove what reading a GGUF file leaves on a model, whose weights were dequantised on the way."""
-    # transformers would refuse to train or save it as a quantised model (5.23).
-    for holder, name in (
-        (model, "hf_quantizer"),
-        (model, "quantization_method"),
-        (model.config, "quantization_config"),
-    ):
-        if hasattr(holder, name):
-            delattr(holder, name)
-    model.is_quantized = False
 
 
 def load_reference(

@@ -69,14 +69,12 @@ def file_options(model_args: ModelArguments, name: str | None = None) -> dict[st
     """What `from_pretrained` of a config, a tokenizer or a model needs to find its files.
 
     Args:
-        model_args: Revision, cache, offline, GGUF file.
+        model_args: Revision, cache, offline.
         name: A folder or Hub name other than the model's, where a tokenizer comes from one.
     """
     model = str(model_args.model_name_or_path)
     name = name or model
     found: dict[str, Any] = {"revision": model_args.model_revision, "cache_dir": model_args.cache_dir}
-    if model_args.gguf_file and name == model:
-        found["gguf_file"] = model_args.gguf_file
     return found | ({"local_files_only": True} if model_args.offline else {})
 
 

@@ -116,10 +116,6 @@ def check_from_config(model_args: ModelArguments, adapter_args: AdapterArguments
             place="--from_config",
             fix="train in full first (leave out --use_peft), then adapt the result",
         )
-    if model_args.gguf_file:
-        yield ArgumentError(
-            "weights from a file and from the config at once", place="--from_config, --gguf_file", fix="choose one"
-        )
 
 
 def check_attention_supported(config: PreTrainedConfig, model_args: ModelArguments) -> Iterator[UserError]:

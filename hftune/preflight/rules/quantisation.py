@@ -100,14 +100,6 @@ def check_stored_quantised(
     model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
     """Problems of a checkpoint in 4 or 8 bit on disk; what its whole weights take is said."""
-    if model_args.gguf_file:
-        if adapter_args.quantised:
-            yield ArgumentError(
-                "transformers reads GGUF files into full weights, and cannot quantise them on the way",
-                place="--gguf_file, --load_in_4bit / --load_in_8bit",
-                fix="leave the flag out, or give the original weights instead of the GGUF file",
-            )
-        return
     # Read from the folder alone: of a model on the Hub it is said when it loads.
     folder = str(model_args.model_name_or_path)
     how = quantisation_in(folder)

@@ -231,7 +231,6 @@ def check_reference(
     on_hub = not Path(str(model_args.model_name_or_path)).is_dir()
     told = {
         "--from_config": model_args.from_config,
-        "--gguf_file": model_args.gguf_file is not None,
         "--model_revision": on_hub and model_args.model_revision != "main",
         "--rope_scaling": _is_scaled_here(config, model_args, training_args),
     }

@@ -87,12 +87,16 @@ def _convert(package: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
-    from hftune.models.loading.causal_lm import forget_gguf
     from hftune.models.loading.from_pretrained import pretrained
 
     transformers_logging.disable_progress_bar()
     given: dict[str, Any] = {"gguf_file": GGUF, "trust_remote_code": False}
     model = pretrained(AutoModelForCausalLM, package, dtype=torch.float32, **given)
-    forget_gguf(model)
+    # transformers would refuse to save it as a quantised model (5.23), though its weights were dequantised on the way.
+    own = (model, "hf_quantizer"), (model, "quantization_method"), (model.config, "quantization_config")
+    for holder, name in own:
+        if hasattr(holder, name):
+            delattr(holder, name)
+    model.is_quantized = False
     model.save_pretrained(folder)
     pretrained(AutoTokenizer, package, **given).save_pretrained(folder)

@@ -97,7 +97,6 @@ def test_an_output_folder_stands_for_its_newest_whole_checkpoint(tmp_path: Path)
         (("--resume_from_checkpoint", "auto"), "resumes with everything"),
         (("--peft_path", "a"), "names other weights"),
         (("--from_config",), "names other weights"),
-        (("--gguf_file", "a.gguf"), "names other weights"),
     ],
 )
 def test_what_contradicts_it(flags: tuple[str, ...], says: str, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,15 +213,14 @@ def test_only_lora_has_weights(base: Path, adapter: Path, tmp_path: Path) -> Non
 
 def test_bases_that_only_transformers_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    found = find_base(str(tmp_path / "model.gguf"))
-    assert (found.folder, found.gguf_file) == (tmp_path, "model.gguf") and "GGUF" in str(found.unsupported)
-    assert find_base(str(tmp_path), gguf_file="model.gguf").gguf_file == "model.gguf"
+    with pytest.raises(UserError, match="is a GGUF file"):
+        find_base(str(tmp_path / "model.gguf"))
     assert find_base(str(tmp_path)).unsupported == "it has no safetensors files"
     (tmp_path / "model.bin").write_bytes(b"")
     monkeypatch.setattr(inputs_module, "_download", lambda *asked: tmp_path / "downloaded")
     for name in ("owner/gone.gguf", str(tmp_path / "model.bin")):
         other = find_base(name)
-        assert (other.name, other.folder, other.gguf_file) == (name, tmp_path / "downloaded", None)
+        assert (other.name, other.folder) == (name, tmp_path / "downloaded")
 
 
 def test_sizes_that_no_base_has_are_said_of_the_flag_that_named_it(tmp_path: Path) -> None:
@@ -322,25 +320,6 @@ def test_labels_of_a_reward_model(
     assert _labels(adapter) == labels
     base = BaseFolder("base", tmp_path)
     assert Inputs(base, {}, [[adapter]], tokenizer=tmp_path, scores=labels).head == head
-
-
-def test_a_gguf_base_brings_its_own_config(
-    adapter: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "bases").mkdir()
-    (tmp_path / "bases" / "model.gguf").write_bytes(b"GGUF")
-    looked: list[Any] = []
-    monkeypatch.setattr(inputs_module, "check_layers", lambda *given: looked.append(given))
-    inputs = read(adapter, base_model_name_or_path=str(tmp_path / "bases" / "model.gguf"))
-    assert looked == [] and inputs.config == {} and inputs.base.gguf_file == "model.gguf"
-    assert inputs.tokenizer == tmp_path / "bases", "nobody else has one"
-    trained = {"model": {"gguf_file": "model.gguf"}}
-    write_manifest(adapter, base={"name": str(tmp_path / "bases")}, arguments=trained)
-    assert read(adapter).base == replace(inputs.base, name=str(tmp_path / "bases"))
-    (adapter / "hftune.json").unlink()
-    config = read(adapter).config
-    ((given, shapes, name, flag),) = looked
-    assert given == config and "lm_head.weight" in shapes and name == str(base) and flag.startswith("--base")
 
 
 def test_every_byte_of_a_base_is_compared_with_what_was_written(tmp_path: Path) -> None:

@@ -160,11 +160,8 @@ def test_the_adapter_s_own_scale_is_written(make_base: Callable, tmp_path: Path)
 
 @pytest.mark.parametrize("rope", [{}, {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}])
 @pytest.mark.parametrize("scores", [None, 3])
-@pytest.mark.parametrize("gguf", [None, "model.gguf"])
-def test_what_a_base_is_loaded_with(
-    rope: dict[str, Any], scores: int | None, gguf: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Labels of a reward model, the file of a GGUF base, and a whole config where positions were stretched."""
+def test_what_a_base_is_loaded_with(rope: dict[str, Any], scores: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels of a reward model, and a whole config where positions were stretched."""
     asked: list[Any] = []
     text = SimpleNamespace(rope_parameters=None)
     config = SimpleNamespace(get_text_config=lambda: text)
@@ -174,15 +171,14 @@ def test_what_a_base_is_loaded_with(
         return config
 
     monkeypatch.setattr(peft_model, "pretrained", pretrained)
-    base = BaseFolder("base", Path("base"), None, gguf)
+    base = BaseFolder("base", Path("base"), None)
     inputs: Any = SimpleNamespace(base=base, rope=rope, scores=scores, trust_remote_code=True)
     found = peft_model._loading_options(inputs)
-    file = {"gguf_file": gguf} if gguf else {}
     if not rope:
-        assert found == file | ({"num_labels": scores} if scores else {}) and asked == []
+        assert found == ({"num_labels": scores} if scores else {}) and asked == []
         return
-    assert found == file | {"config": config} and text.rope_parameters == rope["rope_parameters"]
-    assert asked == [(AutoConfig, Path("base"), {"trust_remote_code": True, **file})]
+    assert found == {"config": config} and text.rope_parameters == rope["rope_parameters"]
+    assert asked == [(AutoConfig, Path("base"), {"trust_remote_code": True})]
     assert getattr(config, "num_labels", None) == scores
 
 
@@ -237,7 +233,7 @@ def test_a_tied_head_gets_a_copy_before_anything_is_folded(tied: bool, said: boo
 
 def inputs(**given: Any) -> Any:
     plain = {
-        "base": SimpleNamespace(gguf_file=None, folder="b"),
+        "base": SimpleNamespace(folder="b"),
         "rope": {},
         "scores": None,
         "trust_remote_code": False,
@@ -252,10 +248,6 @@ def inputs(**given: Any) -> Any:
         (
             {"head": "score", "scores": 2},
             [("AutoModelForSequenceClassification", {"dtype": torch.float32, "num_labels": 2})],
-        ),
-        (
-            {"base": SimpleNamespace(gguf_file="x.gguf", folder="b")},
-            [("AutoModelForCausalLM", {"dtype": torch.float32, "gguf_file": "x.gguf"}), "dtype of GGUF"],
         ),
         (
             {"head": "score", "scores": 2, "quantised": {"bits": 8, "compute": "bfloat16"}},
@@ -281,7 +273,6 @@ def test_who_loads_a_base_and_with_what(
     monkeypatch.setattr(peft_model, "pretrained", pretrained)
     monkeypatch.setattr(peft_model, "_bitsandbytes", lambda how: how["bits"])
     monkeypatch.setattr(peft_model, "keep_differentiable", lambda model: None)
-    monkeypatch.setattr(peft_model, "forget_gguf", lambda model: asked.append("dtype of GGUF"))
     monkeypatch.setattr(peft_model, "_rows_of_adapters", lambda model, adapters: None)
     own = {"head": "causal_lm", "quantised": None, "growth": None, "trust_remote_code": True, "adapters": []}
     plan: Any = SimpleNamespace(inputs=inputs(**own | given), outputs=None)
@@ -311,7 +302,7 @@ def written(folder: Path, monkeypatch: pytest.MonkeyPatch, model: Written | None
     monkeypatch.setattr(peft_model, "load_base", lambda plan, *, quantised: model)
     monkeypatch.setattr(peft_model, "_adapted", lambda model, levels: model)
     monkeypatch.setattr(peft_model, "_folded", lambda model, adapter: model)
-    own = {"base": SimpleNamespace(gguf_file=None, folder=folder, name="b"), "reward_scale": None, "levels": []}
+    own = {"base": SimpleNamespace(folder=folder, name="b"), "reward_scale": None, "levels": []}
     own |= {"dtype": None, "config": {}, "tokenizer": folder, "growth": None, "last": None, "dequantise": False}
     plan: Any = SimpleNamespace(inputs=inputs(**own | given), unsupported="a test")
     assert write_with_peft(plan, folder / "merged", None) == 0
@@ -332,24 +323,3 @@ def test_a_dtype_is_the_one_asked_for_or_the_base_s_under_either_name(
 ) -> None:
     found = written(tmp_path, monkeypatch, dtype=asked, config=config)
     assert found.saved == [(tmp_path / "merged", "5GB", stored)]
-
-
-@pytest.mark.parametrize(
-    ("gguf", "own", "saved"), [("x.gguf", False, True), ("x.gguf", True, False), (None, False, False)]
-)
-def test_a_tokenizer_that_lies_in_a_gguf_file_is_made_of_it(
-    gguf: str | None, own: bool, saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless the adapter has one, or the base has files that are copied."""
-    made: list[Any] = []
-
-    def pretrained(auto: Any, folder: Path, **options: Any) -> Any:
-        made.append((auto.__name__, folder, options))
-        return SimpleNamespace(save_pretrained=made.append)
-
-    monkeypatch.setattr(peft_model, "pretrained", pretrained)
-    base = SimpleNamespace(gguf_file=gguf, folder=tmp_path)
-    tokenizer = tmp_path / "adapter" if own else tmp_path
-    written(tmp_path, monkeypatch, base=base, tokenizer=tokenizer, trust_remote_code=True)
-    options = {"gguf_file": "x.gguf", "trust_remote_code": True}
-    assert made == ([("AutoTokenizer", tmp_path, options), tmp_path / "merged"] if saved else [])

@@ -133,18 +133,6 @@ def test_a_base_in_bin_files(base: Path, adapter: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(merged_logits(tmp_path / "merged"), merged_logits(tmp_path / "ours"))
 
 
-def test_a_base_in_a_gguf_file(base: Path, adapter: Path, tmp_path: Path) -> None:
-    from tests.unit.models.loading.test_config import write_gguf
-
-    folder = tmp_path / "gguf"
-    folder.mkdir()
-    write_gguf(base, folder)
-    manifest = merge(adapter, tmp_path / "merged", base_model_name_or_path=str(folder / "tiny.gguf"), verify="true")
-    assert manifest["merged_by"] == "peft" and any("GGUF" in said for said in manifest["notices"])
-    assert manifest["verified"]["largest"] < 1e-4
-    torch.testing.assert_close(merged_logits(tmp_path / "merged"), adapted_logits(base, adapter), atol=1e-4, rtol=1e-4)
-
-
 def test_a_base_on_the_hub(base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

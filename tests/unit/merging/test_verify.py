@@ -151,18 +151,16 @@ def test_every_other_prompt_is_a_question_and_answers_are_the_most_likely_ones()
         assert greedy[len(ids) :] == likely[len(ids) - 1 : -1]
 
 
-@pytest.mark.parametrize(
-    ("scores", "gguf", "beside"), [(None, None, {"w": (2, 3)}), (1, None, {}), (None, "model.gguf", {})]
-)
+@pytest.mark.parametrize(("scores", "beside"), [(None, {"w": (2, 3)}), (1, {})])
 def test_what_the_base_stores_for_others_needs_no_place(
-    scores: int | None, gguf: str | None, beside: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    scores: int | None, beside: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are no part of a language model there either; a reward model and a GGUF file are read whole."""
+    """They are no part of a language model there either; a reward model is read whole."""
     asked: list[Any] = []
     monkeypatch.setattr(verify, "stored_tensors", lambda folder: {"w": SimpleNamespace(shape=(2, 3))})
     monkeypatch.setattr(verify, "reload_strictly", lambda folder, **options: asked.append((folder, options)) or "model")
     monkeypatch.setattr(verify, "answer", lambda model, tokenizer: (model, tokenizer))
-    base = SimpleNamespace(folder="base", gguf_file=gguf)
+    base = SimpleNamespace(folder="base")
     inputs = SimpleNamespace(base=base, scores=scores, head="the head", trust_remote_code=True)
     plan: Any = SimpleNamespace(inputs=inputs)
     assert verify._answers(plan, Path("there"), "tokenizer") == ("model", "tokenizer")  # type: ignore[arg-type, comparison-overlap]
@@ -170,10 +168,7 @@ def test_what_the_base_stores_for_others_needs_no_place(
 
 
 @pytest.mark.parametrize("quantised", [None, "how"])
-@pytest.mark.parametrize("gguf", [None, "model.gguf"])
-def test_a_merge_is_compared_with_what_it_was_made_of(
-    quantised: Any, gguf: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merge_is_compared_with_what_it_was_made_of(quantised: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The merged model is loaded first, strictly; another template is a fault. QLoRA's base as training saw it."""
     order: list[Any] = []
     templates = {Path("merged"): "t", Path("base"): "t"}
@@ -189,12 +184,12 @@ def test_a_merge_is_compared_with_what_it_was_made_of(
     far = Answers([torch.tensor([[1.0, 7.0]])], [[1]])
     said = far if quantised else one  # what quantisation cost is no fault of the merge
     monkeypatch.setattr(verify, "answer", lambda model, tokenizer: order.append(model) or said)
-    base = SimpleNamespace(folder=Path("base"), gguf_file=gguf)
+    base = SimpleNamespace(folder=Path("base"))
     inputs = SimpleNamespace(base=base, tokenizer=Path("base"), trust_remote_code=True, quantised=quantised)
     plan: Any = SimpleNamespace(inputs=inputs, outputs=None)
     found: Any = verify._compare_with_adapters(plan, Path("merged"))
     trusted = {"trust_remote_code": True}
-    asked = [("merged", trusted), ("base", trusted | ({"gguf_file": gguf} if gguf else {}))]
+    asked = [("merged", trusted), ("base", trusted)]
     assert order == [*asked, "merged", ("base + adapter", quantised is not None)]
     assert found["largest"] == (5.0 if quantised else 0.0)
     templates[Path("base")] = "other"

@@ -1,9 +1,8 @@
-"""From a name or a folder to a model: configs, the Hub out of reach, weights drawn, GGUF, quantised bases."""
+"""From a name or a folder to a model: configs, the Hub out of reach, weights drawn, quantised bases."""
 
 from __future__ import annotations
 
 import gc
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.models.loading import causal_lm
-from hftune.models.loading.causal_lm import forget_gguf
 from tests.architectures import make_model
 from tests.unit.models.adapting import of_run, parsed
 
@@ -85,31 +83,6 @@ def test_a_name_in_the_cache_needs_no_hub(tiny_model: Path, tmp_path: Path) -> N
         load("sft", "some-owner/another", *flags)
 
 
-def test_gguf(tiny_model: Path, tmp_path: Path) -> None:
-    """A GGUF file next to its tokenizer, also where ZeRO-3 partitions what is read."""
-    write_gguf(tiny_model, tmp_path)
-    flags = ("--gguf_file", "tiny.gguf", "--tokenizer_name_or_path", str(tiny_model))
-    wanted = AutoModelForCausalLM.from_pretrained(tiny_model)
-    ids = torch.arange(3, 40)[None]
-    with torch.no_grad():
-        model = load("sft", tmp_path, *flags)
-        torch.testing.assert_close(model.eval()(ids).logits, wanted(ids).logits, rtol=0, atol=1e-4)
-        assert not hasattr(model.config, "quantization_config")
-    partitioned = values(load("sft", tmp_path, *flags, "--deepspeed", ZERO3))
-    for name, value in wanted.named_parameters():
-        assert torch.equal(partitioned[name], value), name
-
-
-def test_nothing_is_left_of_a_gguf_file(tiny_model: Path) -> None:
-    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model)
-    forget_gguf(model)  # nothing was there
-    model.hf_quantizer, model.quantization_method, model.is_quantized = object(), "gguf", True
-    model.config.quantization_config = {"quant_method": "gguf"}
-    forget_gguf(model)
-    assert not hasattr(model, "hf_quantizer") and not hasattr(model, "quantization_method") and not model.is_quantized
-    assert "quantization_config" not in model.config.to_dict()
-
-
 def test_packed_weights_are_kept_as_zero_3_needs_them(tiny_model: Path) -> None:
     """As uint8, or as the dtype of all other weights where ZeRO-3 gathers them together."""
     for flags, kept in (((), torch.uint8), (("--bnb_4bit_quant_storage", "float32"), torch.float32)):
@@ -120,62 +93,6 @@ def test_packed_weights_are_kept_as_zero_3_needs_them(tiny_model: Path) -> None:
     plain = load("sft", tiny_model, "--qlora", "--bnb_4bit_quant_type", "fp4", "--use_bnb_nested_quant", "False")
     state = plain.model.layers[0].mlp.up_proj.weight.quant_state
     assert state.quant_type == "fp4" and not state.nested
-
-
-def write_gguf(model: Path, folder: Path) -> None:
-    """The tiny Llama as llama.cpp stores one: float32, with queries and keys permuted for its own rope."""
-    import gguf
-    import numpy as np
-    from safetensors.torch import load_file
-
-    config = AutoModelForCausalLM.from_pretrained(model).config
-    heads, keys, size = config.num_attention_heads, config.num_key_value_heads, config.hidden_size
-    writer = gguf.GGUFWriter(str(folder / "tiny.gguf"), "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(keys)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(size // heads)
-    writer.add_vocab_size(config.vocab_size)
-    names = {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "model.layers": "blk",
-    }
-    for name, tensor in load_file(model / "model.safetensors").items():
-        array = tensor.float().numpy()
-        for ours, theirs in names.items():
-            name = name.replace(ours, theirs)
-        if "attn_q" in name or "attn_k" in name:
-            count = heads if "attn_q" in name else keys
-            array = array.reshape(count, 2, -1, size).swapaxes(1, 2).reshape(array.shape)
-        writer.add_tensor(name, np.ascontiguousarray(array))
-    content = json.loads((model / "tokenizer.json").read_text())
-    tokens = content["model"]["vocab"] | {entry["content"]: entry["id"] for entry in content["added_tokens"]}
-    special = {entry["content"] for entry in content["added_tokens"]}
-    names_of = sorted(tokens, key=lambda token: tokens[token])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(names_of)
-    writer.add_token_types([gguf.TokenType.CONTROL if one in special else gguf.TokenType.NORMAL for one in names_of])
-    gguf.SpecialVocab(model, load_merges=True, n_vocab=len(names_of)).add_to_gguf(writer, quiet=True)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 @pytest.mark.parametrize(

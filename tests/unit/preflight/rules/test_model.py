@@ -86,7 +86,6 @@ def test_nothing_to_say_of_any_architecture(config_of: Any, name: str) -> None:
         ("dpo", "llama", ("--attention_probs_dropout_prob", "0.1"), "--disable_dropout False"),
         ("rm", "llama", ("--hidden_dropout_prob", "0.1"), "switched off in this stage"),
         ("sft", "llama", ("--from_config", "--use_peft"), "an adapter on weights drawn at random"),
-        ("sft", "llama", ("--from_config", "--gguf_file", "x.gguf"), "at once"),
         ("sft", "llama", ("--rope_scaling", "cubic"), "no rope scaling 'cubic'"),
         (
             "sft",

@@ -28,7 +28,6 @@ def problems(*flags: str, model: Path | str = "model") -> str:
             ("--qlora", "--bnb_4bit_quant_storage", "float32", "--bf16", "--deepspeed", ZERO3),
             "would cast packed weights kept as float32 to bfloat16",
         ),
-        (("--qlora", "--gguf_file", "x.gguf"), "cannot quantise them on the way"),
     ],
 )
 def test_refused(flags: tuple[str, ...], said: str) -> None:

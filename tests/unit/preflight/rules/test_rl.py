@@ -144,7 +144,7 @@ def test_a_tied_head_in_32_bits_below_an_adapter(adapter: bool, tied: bool, exac
     assert len(said) == (adapter and tied and exact) and all("head is its embedding" in one for one in said)
 
 
-@pytest.mark.parametrize("flags", [["--gguf_file", "x.gguf"], ["--from_config"], ["--model_revision", "v2"]])
+@pytest.mark.parametrize("flags", [["--from_config"], ["--model_revision", "v2"]])
 def test_a_reference_that_would_be_another_model(flags: list[str]) -> None:
     given = ["--model_name_or_path", "m", "--output_dir", "o", "--beta", "0.1", *flags]
     model, _, adapter, training = parse_arguments("rl", given)

@@ -54,29 +54,13 @@ class Mismatch:
 
     def describe(self) -> str:
         """Each kind with its first names."""
-        parts = []
-        if self.lacking:
-            parts.append(f"{_some(self.lacking)} of the model {_are(self.lacking)} not stored")
-        if self.beyond:
-            parts.append(f"{_some(self.beyond)} {_are(self.beyond)} stored and no part of the model")
-        for name, (stored, wanted) in list(self.shapes.items())[:2]:
-            parts.append(f"{name} is stored as {_product(stored)} and {_product(wanted)} in the model")
-        if len(self.shapes) > 2:
-            parts.append(f"{len(self.shapes) - 2} more have other shapes")
-        return "; ".join(parts)
+        shapes = [f"{name} {[*one]} for {[*of]}" for name, (one, of) in self.shapes.items()]
+        kinds = {"not stored": self.lacking, "no part of the model": self.beyond, "stored in other shapes": shapes}
+        return "; ".join(f"{kind}: {_some(names)}" for kind, names in kinds.items() if names)
 
 
 def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
-    return f"{len(names)} tensors ({shown})" if len(names) > 1 else names[0]
-
-
-def _are(names: list[str]) -> str:
-    return "are" if len(names) > 1 else "is"
-
-
-def _product(shape: Shape) -> str:
-    return " x ".join(map(str, shape))
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def check_stored(model: PreTrainedModel, folder: str | None, *, flag: str, scores: bool = False) -> None:
@@ -100,7 +84,7 @@ def check_stored(model: PreTrainedModel, folder: str | None, *, flag: str, score
         raise mismatch_error(found.describe(), str(folder), flag)
     if found.aside:
         kept = "not loaded" if scores else "not loaded, and kept in what is saved"
-        notice(f"{_some(found.aside)} of {Path(str(folder)).name} have no place in {type(model).__name__}: {kept}")
+        notice(f"of {Path(str(folder)).name} has no place in {type(model).__name__}: {_some(found.aside)}; {kept}")
 
 
 def check_loaded(info: Mapping[str, Any], model: PreTrainedModel, name: str, *, flag: str, scores: bool) -> None:

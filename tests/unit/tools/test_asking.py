@@ -138,7 +138,7 @@ def test_answers_and_manifest_are_old_or_new_together(
         (["--models", "EMPTY", "--questions", "Why?"], "there is no model in"),
         (["--models", "./nowhere", "--questions", "Why?"], "there is no folder ./nowhere"),
         (["--models", "REWARD", "--questions", "Why?"], "is a reward model and says nothing"),
-        (["--models", "PARTIAL", "--questions", "Why?"], "model.norm.weight of the model is not stored"),
+        (["--models", "PARTIAL", "--questions", "Why?"], "not stored: model.norm.weight"),
         (["--modles", "x"], "did you mean --models"),
         (["--models", "BASE", "--questions", "Why?", "--reward_model_path", "BASE"], "has no score head"),
     ],

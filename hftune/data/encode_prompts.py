@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from datasets import Dataset, Features, Json, Value
+from datasets import Dataset, Features, Json
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.counts import Counts
@@ -112,22 +112,25 @@ class PromptEncoder(Encoder):
         return columns
 
     def finish(self, dataset: Dataset, keep: Keep = keep_in_memory) -> Dataset:
-        """The columns that prompts have: read twice, since all records decide which and of what types."""
+        """The columns that prompts have: read twice, since all records decide which."""
         have: Counter[str] = Counter()
-        kinds: defaultdict[str, set[type]] = defaultdict(set, prompt={list})
         offered = 0
         for _, extras in _read(dataset):
             have.update(name for extra in extras for name in extra)
             offered += sum(any(extra.get(name) for name in _OFFERED) for extra in extras)
-            for name, value in (item for extra in extras for item in extra.items()):
-                kinds[name].add(_kind(value))
         _say_columns(have, offered, len(dataset))
-        features = Features({name: _feature(kinds[name]) for name in ("prompt", *have)})
+        # All as JSON: Arrow has one type a column. Objects with other keys (arguments of tools) would get each other's
+        # keys, with nulls, and values of other types would be refused.
+        features = Features({name: Json() for name in ("prompt", *have)})
 
         def batches() -> Iterator[pa.RecordBatch]:
             for prompts, extras in _read(dataset):
                 columns = {"prompt": prompts, **{name: [extra.get(name) for extra in extras] for name in have}}
-                written = {name: _written(values, features[name]) for name, values in columns.items()}
+                # `datasets` would take a text such as "42" for JSON, and write numbers with ten digits.
+                written = {
+                    name: [None if value is None else json.dumps(value) for value in values]
+                    for name, values in columns.items()
+                }
                 yield from Dataset.from_dict(written, features=features).data.table.to_batches()
 
         return keep(features.arrow_schema, batches())
@@ -150,28 +153,3 @@ def _say_columns(have: Counter[str], offered: int, number: int) -> None:
             f"{offered} of {number} prompts offer tools, which the model is not shown: in RL it calls functions "
             "of --tools; reward functions get them"
         )
-
-
-_PLAIN = {str: "string", bool: "bool", int: "int64", float: "float64", type(None): "null"}
-
-
-def _kind(value: Any) -> type:
-    """The type by which a value decides how its column is kept."""
-    return dict if isinstance(value, int) and abs(value) >= 2**63 else type(value)
-
-
-def _feature(kinds: set[type]) -> Any:
-    """How a column is kept: as Arrow has it where all values are texts, or whole numbers, or the like; else as JSON.
-
-    Arrow has one type a column. Objects with other keys (arguments of tools) would get each other's keys, with nulls,
-    and values of other types would be refused.
-    """
-    (first, *others) = kinds - {type(None)} or {type(None)}
-    return Json() if others or first not in _PLAIN else Value(_PLAIN[first])
-
-
-def _written(values: list[Any], feature: Any) -> list[Any]:
-    """Values of a column as `datasets` takes them."""
-    # It would take a text such as "42" for JSON, and write numbers with ten digits.
-    as_json = isinstance(feature, Json)
-    return [json.dumps(value) if as_json and value is not None else value for value in values]

@@ -8,7 +8,6 @@ message. Blank lines are the one thing passed over.
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -154,7 +153,8 @@ _TABLES = (".xlsx", ".xls", ".ods")
 _METADATA = ("dataset_info.json", "dataset_infos.json", "hftune.json")
 _DOCUMENTS = ("readme", "license", "licence", "notice", "citation", "changelog")
 _DOCUMENT_SUFFIXES = ("", ".md", ".txt", ".rst", ".cff")
-_STATE = "state.json"
+# What `Dataset.save_to_disk` writes.
+_STATE, _SAVED = "state.json", "data*.arrow"
 _SPLITS = "dataset_dict.json"
 
 
@@ -165,7 +165,7 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
     """The data files at `path` (a file, or a folder searched recursively), sorted by name.
 
     Hidden files and folders (a name that starts with a dot) are left out; files that are no data are left out with a
-    notice. Of a folder that `datasets` saved, the files are those that it lists. Of one whose names tell splits, they
+    notice. Of a folder that `datasets` saved, the files are its data alone. Of one whose names tell splits, they
     are those of the training split (`specs`). Links to files and folders are followed, even out of the folder:
     that is how people gather data.
 
@@ -233,16 +233,10 @@ def _refuse_unreadable(files: list[Path], flag: str) -> None:
 def _data_of(root: Path) -> list[Path]:
     """All visible files of a folder but metadata, in one fixed order."""
     visible = _visible_files(root)
-    # Of a saved data set only its own list tells the data from what later calls of `map` have left.
-    listed = {folder: _listed_files(folder) for folder in {file.parent for file in visible if file.name == _STATE}}
-    found = []
-    for file in visible:
-        names = listed.get(file.parent)
-        # Next to its data, `datasets` leaves caches of earlier maps and filters: the same records again.
-        is_left = names is not None and file.name not in names and file.suffix in (".arrow", ".json")
-        if not is_left and not _is_metadata(file):
-            found.append(file)
-    return found
+    # Next to its data, `datasets` leaves caches of earlier maps and filters: the same records again.
+    saved = {file.parent for file in visible if file.match(_SAVED) and (file.parent / _STATE).is_file()}
+    left = {file for file in visible if file.parent in saved and file.suffix in (".arrow", ".json")}
+    return [file for file in visible if not _is_metadata(file) and (file not in left or file.match(_SAVED))]
 
 
 def _is_metadata(file: Path) -> bool:
@@ -274,15 +268,6 @@ def _visible_files(root: Path) -> list[Path]:
                 waiting.append(entry)
     # Names, not the order of the file system: the same data must give the same records on every machine.
     return sorted(found, key=lambda file: file.relative_to(root).as_posix())
-
-
-def _listed_files(folder: Path) -> set[str] | None:
-    """The data files that `Dataset.save_to_disk` lists in its state; None if the state is not of that kind."""
-    try:
-        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-        return {entry["filename"] for entry in state["_data_files"]}
-    except (ValueError, KeyError, TypeError, OSError):
-        return None
 
 
 def _check_splits(root: Path, files: list[Path], flag: str) -> None:

@@ -129,25 +129,18 @@ def test_memory_does_not_grow_with_the_records(kind: str, chatml: PreTrainedToke
     assert many < 1.25 * few and arrow < 1e5, "the records lie in the cache"
 
 
-def test_types_of_all_records_decide_wherever_they_stand(chatml: PreTrainedTokenizerFast) -> None:
-    """One type, or JSON, in which texts stay texts, though a thousand records at a time are looked at."""
-    large = 2**60 + 1
-    cases: dict[str, tuple[list[Any], str]] = {
-        "whole": ([1, None, 2], "Value('int64')"),
-        "numbers": ([large, 0.5, 3.141592653589793], "Json("),
-        "fractions": ([0.1, 3.141592653589793, None], "Value('float64')"),
-        "texts": (["a", None, "42"], "Value('string')"),
-        "flags": ([True, None, False], "Value('bool')"),
-        "flags and numbers": ([True, 1, 2], "Json("),
-        "mixed": (["42", 1, None], "Json("),
-        "largest": ([2**63 - 1, None, -(2**63) + 1], "Value('int64')"),
-        "too large": ([2**63, None, 1], "Json("),
-        "lists": ([None, ["a"], None], "Json("),
-        "nothing": ([None, None, None], "Value('null')"),
+def test_values_of_a_column_keep_their_types_wherever_they_stand(chatml: PreTrainedTokenizerFast) -> None:
+    """Texts stay texts and numbers keep their digits, though a thousand records at a time are looked at."""
+    cases: dict[str, list[Any]] = {
+        "numbers": [2**60 + 1, 0.5, 3.141592653589793],
+        "texts": ["a", None, "42"],
+        "mixed": ["42", True, 2**63],
+        "lists": [None, ["a", {"b": None}], {"c": 1}],
+        "nothing": [None, None, None],
     }
-    rows = [{name: values[at // 1500] for name, (values, _) in cases.items()} for at in range(4500)]
+    rows = [{name: values[at // 1500] for name, values in cases.items()} for at in range(4500)]
     records = [json.dumps([[user("a")], extra]) for extra in rows]
     dataset = PromptEncoder(chatml, max_prompt_length=None).finish(Dataset.from_dict({"record": records}))
-    for name, (values, kind) in cases.items():
-        assert str(dataset.features[name]).startswith(kind), name
+    for name, values in cases.items():
         assert dataset[name][::1500] == values
+        assert [type(one) for one in dataset[name][::1500]] == [type(one) for one in values]

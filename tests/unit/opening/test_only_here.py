@@ -37,7 +37,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tools/pipeline/spec.py", "yaml.SafeLoader"): "the type of the bounded loader",
     ("digests.py", "json.loads"): "sealed values, which are compared with their digest, from a text with a limit",
     ("secrets.py", "json.loads"): "an argument's own text",
-    ("data/files.py", "json.loads"): DATA,
     ("data/encode_prompts.py", "json.loads"): "records that were written in this process",
     ("data/storage.py", "json.loads"): DATA,
 }

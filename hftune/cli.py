@@ -16,7 +16,7 @@ hftune watch FOLDER [--once]      how the runs of a folder do: steps, curves, ti
 hftune board [FOLDER ...]      a local page in the browser: live curves, samples, comparison
 hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the same questions to several models
 hftune serve outputs/sft-merged [--adapter NAME=FOLDER]      a server as OpenAI's, for what was trained
-hftune chat outputs/sft-merged [MODEL2] [--adapter FOLDER ...]      a conversation in the terminal, saved as a record
+hftune chat outputs/sft-merged      a conversation in the terminal, saved as a record
 hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
 hftune evaluate outputs/sft --eval_tasks loss math --validation_file_dir DATA --against BASE --output_dir OUT
 hftune sample outputs/sft --train_file_dir PROMPTS --reward_model_path outputs/rm --keep pairs --output_dir OUT

@@ -36,6 +36,19 @@ class TalkerFields(LoadingFields, TurnTokenFields):
 
 
 @dataclass
+class JudgeFields(TalkerFields):
+    """A model that judges answers of others."""
+
+    judge_url: str | None = option(
+        None,
+        "An OpenAI-compatible server, http://host:port, that judges answers: hftune evaluate compares each with the "
+        "record's, in both orders, hftune sample has it scored from 1 to 10, against the record's where it has one. "
+        f"A key for it is read from the variable {JUDGE_KEY}.",
+    )
+    judge_model: str | None = option(None, "The judge's name on the server; left out: the only model that it serves.")
+
+
+@dataclass
 class AskArguments(TalkerFields):
     """The same questions to one model or several, answered greedily."""
 
@@ -65,7 +78,7 @@ OWN_TASKS = ("loss", *ANSWER_TASKS, *OF_ANSWERS)
 
 
 @dataclass
-class EvaluateArguments(TalkerFields):
+class EvaluateArguments(JudgeFields):
     """Held-out loss, generated answers and their scores, of one model or several."""
 
     models: list[str] | None = option(
@@ -87,12 +100,6 @@ class EvaluateArguments(TalkerFields):
     reward_model_path: str | None = option(
         None, "Of reward: what scores the answers: a folder of run_rm.py or a Hub name."
     )
-    judge_url: str | None = option(
-        None,
-        "Of judge: an OpenAI-compatible server, http://host:port, that compares each answer with the "
-        f"record's, in both orders. A key for it is read from the variable {JUDGE_KEY}.",
-    )
-    judge_model: str | None = option(None, "The judge's name on the server; left out: the only model that it serves.")
     include_path: str | None = option(None, "Folder with further task files of lm-eval, which win over its own.")
     num_fewshot: int | None = option(None, "Of lm-eval's tasks: examples in a prompt; left out: as each task says.")
     apply_chat_template: bool = option(False, "Of lm-eval's tasks: write prompts by the model's chat template.")
@@ -118,7 +125,7 @@ SERVER_KEY = "HFTUNE_SERVER_API_KEY"
 
 
 @dataclass
-class SampleArguments(TalkerFields):
+class SampleArguments(JudgeFields):
     """Several answers to each prompt, scored; the best ones, or pairs of the best and the worst, as training data."""
 
     model_name_or_path: str | None = option(None, "What answers: a folder (whole, merged or an adapter) or a Hub name.")
@@ -141,12 +148,6 @@ class SampleArguments(TalkerFields):
         "file.py:function; scores are added up.",
     )
     reward_model_path: list[str] | None = option(None, "Reward models that score answers: output folders of run_rm.py.")
-    judge_url: str | None = option(
-        None,
-        "An OpenAI-compatible server, http://host:port, that scores each answer from 1 to 10, against the "
-        f"record's own where it has one. A key for it is read from the variable {JUDGE_KEY}.",
-    )
-    judge_model: str | None = option(None, "The judge's name on the server; left out: the only model that it serves.")
     keep: str = option(
         "best",
         "best: of each prompt the answer with the highest score, for run_sft.py. threshold: all answers "
@@ -168,14 +169,9 @@ class SampleArguments(TalkerFields):
 
 @dataclass
 class ChatArguments(TalkerFields):
-    """A conversation in the terminal with one model, or the same questions to two."""
+    """A conversation with a model in the terminal."""
 
-    models: list[str] | None = option(
-        None, "One folder (whole, merged or an adapter) or Hub name, or two; also given alone."
-    )
-    adapter: list[str] | None = option(
-        None, "Folders of adapters on the model, the one next to it first; each alone knows its base."
-    )
+    models: list[str] | None = option(None, "A folder (whole, merged or an adapter) or a Hub name; also given alone.")
     system_prompt: str | None = option(
         None, "The system message. Left out: as the run was that made the model; '': none."
     )
@@ -191,7 +187,7 @@ class ChatArguments(TalkerFields):
 
 
 @dataclass
-class ScoreArguments(HubFields, TurnTokenFields):
+class ScoreArguments(LoadingFields, TurnTokenFields):
     """Scores of conversations, from an outcome or a process reward model."""
 
     input: str | None = option(
@@ -211,8 +207,6 @@ class ScoreArguments(HubFields, TurnTokenFields):
         "error: stop at a record that cannot be used; drop: leave it out, and say how many and why.",
         choices=["error", "drop"],
     )
-    trust_remote_code: bool = option(False, "Run code that comes with the model.")
-    use_cpu: bool = option(False, "Score on the CPU even where there is a GPU.")
 
 
 @dataclass

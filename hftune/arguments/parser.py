@@ -58,6 +58,7 @@ REMOVED = {
     "shared_token_weight": _GOLD,
     "split_token_weight": _GOLD,
     "reward_model": "`hftune score` asks a reward model",
+    "adapter": "give the adapter's own folder as the model: its base, and the adapters below it, are known",
     "max_waiting": "the server that `hftune serve` starts queues requests itself",
     "as_served": "leave it out: a turn whose text before it is not the inference prompt is refused, and `hftune serve` "
     "proves that its server's prompts are those of training",
@@ -167,7 +168,7 @@ class HftuneParser(TrlParser):
 
     def translated(self, entries: list[Entry], world_size: int, local_world_size: int) -> Outcome:
         """What arguments, each with its place, become here: with all notices and problems, and no side effect."""
-        translator = Translator(self.stage, self.known, self.aliases, self.unknown, self.done_by_hftune)
+        translator = Translator(self.stage, self.known, self.aliases, self.unknown, self.done_by_hftune, REMOVED)
         return translator.translate(entries, world_size, local_world_size)
 
     def misfits(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:

@@ -56,34 +56,35 @@ def load_source(
     """
     files = data_files(path, flag)
     # Before the first byte is read: what changes from here on is noticed.
-    states = _states(files)
+    states = states_of(files)
     settings = record_settings(encoder, data_args)
     # The files of a machine are the same for all of its processes; one of them reads them.
     key = once_a_machine(partial(fingerprint, files, encoder.tokenizer, **settings, records=limit))
     # Processes on several machines have each read the files; with other keys they would train on other records.
     if len(set(ranks.gathered_objects(key))) > 1:
-        raise _changed(files)
+        raise changed(files)
 
     def check() -> None:
         # The key says what the files held before; what is stored under it must have been made of that.
-        if _states(files) != states:
-            raise _changed(files)
+        if states_of(files) != states:
+            raise changed(files)
 
     names = [str(file) for file in files]
     read = partial(_chunks, files, limit)
     return cached_source(key, read, encoder, data_args, names, f"{flag} {path}", check)
 
 
-def _states(files: list[Path]) -> list[tuple[int, ...]]:
+def states_of(files: list[Path]) -> list[tuple[int, ...]]:
     """Of each file what changes when it is written or replaced."""
     try:
         found = [file.stat() for file in files]
     except OSError as error:
-        raise _changed(files) from error
+        raise changed(files) from error
     return [(stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_dev) for stat in found]
 
 
-def _changed(files: list[Path]) -> DataError:
+def changed(files: list[Path]) -> DataError:
+    """The error of files that were written while they were read."""
     return DataError(
         "the data changed while they were read, nothing was kept of them",
         place=", ".join(str(file) for file in files[:5]) + (", ..." if len(files) > 5 else ""),

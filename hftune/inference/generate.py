@@ -13,7 +13,7 @@ from hftune.data.counts import Context
 from hftune.data.messages import Message
 from hftune.errors import DataError
 from hftune.inference.loading import Talker
-from hftune.inference.parsing import AnswerForm, AnswerReader, Part
+from hftune.inference.parsing import AnswerForm
 from hftune.inference.prompts import PromptWriter
 from hftune.inference.questions import Question
 from hftune.visible import whole
@@ -88,10 +88,8 @@ class Answerer:
     def read(self, prompt: str, tools: list[dict[str, Any]] | None, tokens: Sequence[int]) -> Message:
         """The message of an answer's tokens: its thoughts and calls apart from its text."""
         ended_by = tokens[-1:] if tokens and tokens[-1] in self.talker.ends else ()
-        reader = self.form.reader(prompt, tools)
-        reader.feed(self.text(tokens))
-        reader.finish(str(self.talker.tokenizer.decode([*ended_by])))
-        return reader.message()
+        end = str(self.talker.tokenizer.decode([*ended_by]))
+        return self.form.message(prompt, self.text(tokens), tools, end)
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of an answer's tokens, with those special ones alone that mark its parts."""
@@ -139,19 +137,15 @@ def batches_by_length(lengths: Sequence[int], more: int, batch_tokens: int) -> l
 
 
 class Listener(TextStreamer):
-    """Hands out the parts of an answer while it is generated.
-
-    Args:
-        reader: Of the answer.
-        emit: Is given each part as soon as it is complete.
+    """Hands out the text of an answer while it is generated; `end` gives the last of one that was stopped.
 
     Attributes:
         ids: Those that were said, with the one that ended the answer.
     """
 
-    def __init__(self, answerer: Answerer, reader: AnswerReader, emit: Callable[[Part], None]) -> None:
+    def __init__(self, answerer: Answerer, emit: Callable[[str], None]) -> None:
         super().__init__(answerer.talker.tokenizer, skip_prompt=True, skip_special_tokens=False)
-        self.talker, self.dropped, self.reader, self.emit = answerer.talker, answerer.dropped, reader, emit
+        self.talker, self.dropped, self.emit = answerer.talker, answerer.dropped, emit
         self.ids: list[int] = []
 
     @property
@@ -181,14 +175,7 @@ class Listener(TextStreamer):
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Overrides `TextStreamer.on_finalized_text`, which prints."""
         # At its end an answer that was cut may have half a character.
-        for part in self.reader.feed(text.rstrip("\ufffd") if stream_end else text):
-            self.emit(part)
-
-    def finish(self) -> None:
-        """Emit the last parts, of an answer that was stopped as well."""
-        self.end()
-        for part in self.reader.finish(str(self.talker.tokenizer.decode(self.ids[-1:])) if self.ended else ""):
-            self.emit(part)
+        self.emit(text.rstrip("\ufffd") if stream_end else text)
 
 
 def sampling(own: GenerationConfig, given: Mapping[str, float | None]) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from hftune.arguments.asking import LoadingFields
-from hftune.checkpoints.folder_checks import chain_problems, check_recorded_base, check_recorded_whole, whole_chain
+from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.errors import ArgumentError, UserError
 from hftune.inference.prompts import ends_of
 from hftune.models.vocabulary import forbid_rows_without_token
 from hftune.preflight.model_folder import base_and_adapters
@@ -72,15 +72,13 @@ def _scores(folder: str, flag: str, trust_remote_code: bool) -> bool:
         return False
 
 
-def load_talker(name: str, how: LoadingFields, flag: str = "--models", adapters: Sequence[str] = ()) -> Talker:
+def load_talker(name: str, how: LoadingFields, flag: str = "--models") -> Talker:
     """A model and its tokenizer, over all GPUs of this machine, on that of this process, or on the CPU.
 
     Adapters are folded into the base.
 
     Args:
         flag: What named the model, for errors.
-        adapters: Folders of more adapters, in the order in which they lie on the model; the tokenizer, its template and
-            its arguments are those of the last.
 
     Raises:
         ArgumentError: There is no such model, it lacks weights, or an adapter does not fit its base.
@@ -89,10 +87,6 @@ def load_talker(name: str, how: LoadingFields, flag: str = "--models", adapters:
     dtype: Any = ("auto" if on_gpu else torch.float32) if how.dtype == "auto" else getattr(torch, how.dtype)
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": how.trust_remote_code}
     base, folders = base_and_adapters(name, flag)
-    if adapters:
-        folders = whole_chain([*folders, *adapters])
-        raise_together([*check_recorded_base(base, folders[0], "--adapter"), *chain_problems(folders, "--adapter")])
-        name = adapters[-1]
     disable_progress_bar()  # one would be drawn for every model
     if on_gpu:
         # Each of several processes has a whole model.

@@ -1,17 +1,13 @@
-"""What a model has said, as thoughts, text and calls of tools: while it says it, and as a message.
+"""What a model has said as a message: its thoughts, its text and its calls of tools.
 
 By the `response_template` of its tokenizer, else by TRL's for this chat template, else by the usual marks. What is no
-call though it is marked as one stays text: nothing that was said is lost.
+call though it is marked as one leaves all of the answer text: nothing that was said is lost.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,15 +55,6 @@ _PREFILLED = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 _NOWHERE = "\x00hftune\x00"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of an answer: some characters of a thought or of the text, or a whole call (`call`, as in messages)."""
-
-    kind: str
-    text: str = ""
-    call: dict[str, Any] | None = None
-
-
 class AnswerForm:
     """How answers are written by one chat template with its arguments.
 
@@ -90,17 +77,34 @@ class AnswerForm:
         # They are patterns, in JSON: a token may be written with backslashes in it.
         self.marks = re.sub(r"\\+(?=\W)", "", json.dumps(self.template["fields"], ensure_ascii=False))
 
-    def reader(self, prompt: str, tools: list[dict[str, Any]] | None = None) -> AnswerReader:
-        """A reader for the answer to one prompt.
+    def message(self, prompt: str, text: str, tools: list[dict[str, Any]] | None = None, ended_by: str = "") -> Message:
+        """An answer as a message, with `reasoning_content` and `tool_calls` where it has them.
 
         Args:
-            prompt: The whole text that the model is given, which may hold the beginning of the answer (`<think>`).
+            prompt: The whole text that the model was given, which may hold the beginning of the answer (`<think>`).
+            text: The answer, with the special tokens that mark its parts.
             tools: What was offered; arguments of calls get the types that it says.
+            ended_by: The text of the token that ended it; "" for an answer that was cut.
         """
+        said: Message = {"role": "assistant", "content": text}
         if self.render is None:
-            return AnswerReader(lambda: None)
-        make = partial(self.render.tokenizer.get_response_parser, prefix=self._begun(prompt), tools=tools)
-        return AnswerReader(partial(make, self.template), self.marks)
+            return said
+        # The parser wants the token that ended the answer where it ends a part as well.
+        text += ended_by if ended_by in self.marks else ""
+        try:
+            parser = self.render.tokenizer.get_response_parser(self.template, prefix=self._begun(prompt), tools=tools)
+            events = [*parser.feed(text), *parser.finalize()[1]]
+            closed = [event["value"] for event in events if event["field"] == CALLS and "value" in event]
+            calls = [call for value in closed for call in parse_calls(value, "a call")]
+        except (ValueError, KeyError, RecursionError, DataError):
+            return said
+        chunks = [event for event in events if event["type"] == "region_chunk"]
+        thought = "".join(event["text"] for event in chunks if event["field"] in _THOUGHTS).strip()
+        content = "".join(event["text"] for event in chunks if event["field"] not in (*_THOUGHTS, CALLS))
+        # White space behind a thought, an empty one as well, is nobody's text.
+        content = content.lstrip() if any(event["field"] in _THOUGHTS for event in events) else content
+        found: Message = {**said, "content": content.rstrip() if calls else content}
+        return found | ({THOUGHT: thought} if thought else {}) | ({CALLS: calls} if calls else {})
 
     def _begun(self, prompt: str) -> str:
         """A prompt in which the response template finds where the answer begins; else what it holds of the answer."""
@@ -115,80 +119,6 @@ class AnswerForm:
         """Ids of special tokens that are no mark of the parts of an answer, so that they are no part of its text."""
         pairs = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
         return {number for token, number in pairs if str(token) not in self.marks}
-
-
-class AnswerReader:
-    """Takes an answer as it comes, with all special tokens but that which ended it, and hands out its parts.
-
-    Args:
-        make: Makes a parser of transformers; or None: all is text.
-        marks: The parser wants the token as well that ended the answer where it is one of them.
-    """
-
-    def __init__(self, make: Callable[[], Any], marks: str = "") -> None:
-        self.make, self.marks, self.parser = make, marks, make()
-        self.raw = self._body = ""
-        self._blank = True
-
-    def feed(self, text: str) -> list[Part]:
-        """The parts that these characters complete; what may be the start of a mark is held back."""
-        self.raw += text
-        return self._take(text, end=False)
-
-    def finish(self, ended_by: str = "") -> list[Part]:
-        """The last parts, when the answer has ended.
-
-        Args:
-            ended_by: The text of the token that ended it; "" for an answer that was cut.
-        """
-        last = self.feed(ended_by) if ended_by and ended_by in self.marks else []
-        return last + self._take("", end=True)
-
-    def message(self) -> Message:
-        """All that was said so far as a message, with `reasoning_content` and `tool_calls` where it has them."""
-        # Once more, as a whole: where a mark may be longer, a parser that is fed piece by piece takes the shorter one.
-        whole = AnswerReader(self.make)
-        parts = [*whole.feed(self.raw), *whole.finish()]
-        thought, text = ("".join(part.text for part in parts if part.kind == kind) for kind in (THOUGHT, TEXT))
-        calls = [part.call for part in parts if part.call is not None]
-        message: Message = {"role": "assistant", "content": text.rstrip() if calls else text}
-        message |= {THOUGHT: thought.strip()} if thought.strip() else {}
-        return message | ({CALLS: calls} if calls else {})
-
-    def _take(self, text: str, *, end: bool) -> list[Part]:
-        if self.parser is None:
-            return [Part(TEXT, text)] if text else []
-        try:
-            events = self.parser.finalize()[1] if end else self.parser.feed(text)
-        except (ValueError, KeyError, RecursionError):
-            # A tokenizer's own template may not take what its model says; all from here on is text.
-            self.parser, body, self._body = None, self._body, ""
-            return [Part(TEXT, body + text)] if body + text else []
-        return [part for event in events for part in self._part(event)]
-
-    def _part(self, event: dict[str, Any]) -> list[Part]:
-        name, kind = event["field"], event["type"]
-        if name == CALLS:
-            return self._call(event)
-        if kind != "region_chunk" or not event["text"]:
-            return []
-        if name in _THOUGHTS:
-            return [Part(THOUGHT, event["text"])]
-        # White space between marks is nobody's text.
-        self._blank &= not event["text"].strip()
-        return [] if self._blank else [Part(TEXT, event["text"])]
-
-    def _call(self, event: dict[str, Any]) -> list[Part]:
-        if event["type"] == "region_chunk":
-            self._body += event["text"]
-        if event["type"] != "region_close":
-            return []
-        body, self._body = self._body, ""
-        try:
-            found = parse_calls(event["value"], "a call")
-        except DataError:
-            return [Part(TEXT, body)]
-        return [Part(CALLS, call=call) for call in found]
 
 
 def _of_trl(render: Renderer) -> ResponseTemplate | None:
@@ -206,27 +136,15 @@ def _usual(chat_template: str) -> ResponseTemplate:
     calls = next(found for mark, found in _USUAL.items() if mark in chat_template)
     fields = {THOUGHT: _THINKS, CALLS: {**calls, "repeats": True}, TEXT: {"content": "text"}}
     # The part of the answer that the prompt holds is given without what stands before it: there is no anchor.
-    return _lenient({"start_anchor": _NOWHERE, "fields": fields})
+    return {"start_anchor": _NOWHERE, "fields": fields}
 
 
 def _usable(template: Any, render: Renderer) -> ResponseTemplate | None:
-    """A response template as it is used here; None for none, or one of a form that this transformers does not read."""
+    """A response template; None for none, or one of a form that this transformers does not read."""
     if not isinstance(template, dict):
         return None
-    template = _lenient(template)
     try:
         render.tokenizer.get_response_parser(template, prefix="")
     except (ValueError, AttributeError, TypeError, re.error):
         return None
-    return template
-
-
-def _lenient(template: ResponseTemplate) -> ResponseTemplate:
-    """The template with text as it was said, and with broken JSON as text instead of an error."""
-    template = copy.deepcopy(template)
-    fields = template.get("fields")
-    for one in fields.values() if isinstance(fields, dict) else ():
-        if isinstance(one, dict) and one.get("content", "text") in ("text", "json"):
-            more = {"strip": False} if one.get("content", "text") == "text" else {"allow_non_json": True}
-            one["content_args"] = {**(one.get("content_args") or {}), **more}
     return template

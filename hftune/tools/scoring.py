@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TextIO
 
 import torch
@@ -138,12 +139,12 @@ def scores_of(found: list[Scored], scale: RewardScale | None) -> dict[str, Any]:
 
 
 class Tally:
-    """Counts and sums over all records, for the last lines of the log."""
+    """Scores and counts of all records, for the last lines of the log."""
 
     def __init__(self) -> None:
-        self.records = self.pairs = self.right = self.truncated = 0
-        self.total = self.margin = 0.0
-        self.conversations = 0
+        self.records = self.truncated = 0
+        self.values: list[float] = []
+        self.margins: list[float] = []
         self.dropped: Counter[str] = Counter()
         self.counts = Counts()
 
@@ -153,22 +154,18 @@ class Tally:
         self.counts.rows += 1
         self.counts.note_turn_tokens(token for one in found for token in one.turn_tokens)
         self.truncated += sum(one.truncated for one in found)
-        values = [scores[f"score{one.name}"] for one in found]
-        self.total += sum(value for value in values if value is not None)
-        self.conversations += len(values)
+        self.values += [value for one in found if (value := scores[f"score{one.name}"]) is not None]
         chosen, rejected = scores.get(f"score{CHOSEN}"), scores.get(f"score{REJECTED}")
         if chosen is not None and rejected is not None:
-            self.pairs += 1
-            # A tie is not right: a model that scores all alike has accuracy 0.
-            self.right += chosen > rejected
-            self.margin += chosen - rejected
+            self.margins.append(chosen - rejected)
 
     def figures(self) -> dict[str, float]:
         """The figures as plain numbers: records, and accuracy and margin where there were pairs."""
-        found: dict[str, float] = {"records": self.records}
-        if self.pairs:
-            found |= {"accuracy": self.right / self.pairs, "margin": self.margin / self.pairs}
-        return found
+        if not self.margins:
+            return {"records": self.records}
+        # A tie is not right: a model that scores all alike has accuracy 0.
+        accuracy = fmean(margin > 0 for margin in self.margins)
+        return {"records": self.records, "accuracy": accuracy, "margin": fmean(self.margins)}
 
     def say(self, output: str | None) -> None:
         """Log the counts and means of all records."""
@@ -177,9 +174,8 @@ class Tally:
             notice(f"{sum(self.dropped.values())} records left out: {why}")
         if self.truncated:
             notice(f"{self.truncated} conversations lost their beginning (--max_length)")
-        mean = f", mean score {self.total / self.conversations:.4g}" if self.conversations else ""
-        # The text is made in any case, and left out where there are no pairs.
-        of = max(self.pairs, 1)
-        pairs = f"; {self.pairs} pairs: accuracy {self.right / of:.3f}, margin {self.margin / of:.4g}"
-        where = f" -> {output}" if output else ""
-        get_logger().info("%s records scored%s%s%s", self.records, mean, pairs if self.pairs else "", where)
+        mean = f", mean score {fmean(self.values):.4g}" if self.values else ""
+        found, pairs = self.figures(), ""
+        if self.margins:
+            pairs = f"; {len(self.margins)} pairs: accuracy {found['accuracy']:.3f}, margin {found['margin']:.4g}"
+        get_logger().info("%s records scored%s%s%s", self.records, mean, pairs, f" -> {output}" if output else "")

@@ -32,7 +32,7 @@ def environment(workspace: Path, netguard_log: Path) -> dict[str, str]:
 
 
 def test_a_conversation_at_a_terminal(models: dict[str, Path], environment: dict[str, str], tmp_path: Path) -> None:
-    """Thoughts folded and shown, a record saved, Ctrl-C in an answer and at the prompt."""
+    """Thoughts shown, a record saved, Ctrl-C in an answer and at the prompt."""
     file = tmp_path / "mine.jsonl"
     words = [*CHAT, str(models["thinks"]), "--seed", "1"]
     with AtTerminal(words, ROOT, environment) as terminal:
@@ -44,10 +44,8 @@ def test_a_conversation_at_a_terminal(models: dict[str, Path], environment: dict
             assert terminal.wait_until(lambda: fits(terminal.output[before:]), seconds), terminal.output[-2000:]
 
         assert terminal.wait_until(lambda: terminal.output.endswith("> "), 300), terminal.output[-2000:]
-        says("What is 2+3?\n", "; /think shows it]\r\nFive.")
-        assert "Two and three." not in terminal.output
-        says("/think\n", "Two and three.")
-        says("Sure?\n", "[thought]\r\nTwo and three.\r\n[end of thought]\r\nFive.")
+        says("What is 2+3?\n", "Two and three.")
+        says("Sure?\n", "Five.")
         says("/sav\n", "there is no /sav")
         says(f"/save {file}\n", "has 1 record]")
         assert [one["content"] for one in json.loads(file.read_text())["messages"]][1::2] == ["Five.", "Five."]
@@ -68,16 +66,15 @@ def test_ctrl_c_in_an_answer(models: dict[str, Path], environment: dict[str, str
         assert terminal.wait() == 0, "the end of the input is no error"
 
 
-def test_two_models_in_a_pipe(models: dict[str, Path], environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_pipe(models: dict[str, Path], environment: dict[str, str], tmp_path: Path) -> None:
     """No prompts and no colours, the answers alone on standard output; what cannot be done is exit code 2."""
     tools = tmp_path / "tools.json"
     tools.write_text(json.dumps([{"name": "add", "description": "adds", "parameters": {"type": "object"}}]))
-    words = [*CHAT, str(models["calls"]), str(models["thinks"]), "--tools", str(tools), "--temperature", "0"]
-    asked = f"What is 2+3?\n/save 1 {tmp_path}/calls.jsonl\n/save {tmp_path}/which.jsonl\nnever asked\n"
+    words = [*CHAT, str(models["calls"]), "--tools", str(tools), "--temperature", "0"]
+    asked = f"What is 2+3?\n/save {tmp_path}/calls.jsonl\n/save\nnever asked\n"
     found = subprocess.run(words, input=asked, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    wanted = [f"--- 1: {models['calls']}", '[call] add {"a": 2, "b": 3}', f"--- 2: {models['thinks']}"]
-    assert found.stdout.splitlines()[:3] == wanted and found.stdout.splitlines()[4:] == ["Five."]
-    assert found.returncode == 2 and "/save 1 FILE or /save 2 FILE" in found.stderr, found.stderr
+    assert '"arguments": {"a": 2, "b": 3}' in found.stdout and len(found.stdout.splitlines()) <= 4
+    assert found.returncode == 2 and "/save needs a file" in found.stderr, found.stderr
     record = json.loads((tmp_path / "calls.jsonl").read_text())
     assert record["messages"][1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
-    assert record["tools"][0]["function"]["name"] == "add" and not (tmp_path / "which.jsonl").exists()
+    assert record["tools"][0]["function"]["name"] == "add"

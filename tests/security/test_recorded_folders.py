@@ -139,12 +139,6 @@ def test_another_base_than_the_recorded_one(folders: Path, command: str) -> None
     assert "was trained on other weights than those in" in said(LANGUAGE[command](str(folders / "adapter")))
 
 
-def test_adapters_that_chat_lays_upon_a_model(folders: Path) -> None:
-    flip(folders / "adapter" / "adapter_model.safetensors")
-    problems = said(_chat(models=[str(folders / "base")], adapter=[str(folders / "adapter")]))
-    assert "adapter_model.safetensors has other contents" in problems
-
-
 @pytest.mark.parametrize("name", ["ref_model", "reward_model_path", "judge_reward", "teachers", "teacher_targets"])
 def test_everything_that_training_reads(folders: Path, name: str) -> None:
     """Targets of a teacher are such a folder as well: flipped bits in them, and exchanged shards."""

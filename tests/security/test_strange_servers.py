@@ -22,26 +22,20 @@ from tests.spokes import spokes
 
 KEY = "sk-hush-of-the-test-77"
 ANY: dict[str, Any] = {
-    **{f"bytes {text[:12]!r}": text for text in (b"", b"null", b"[]", b"5", b'"x"', b"{", b"\xff", b"[" * 100_000)},
-    "html": b"<html>Sign in</html>",
-    "a number that is none": b'{"choices": NaN}',
+    **{f"bytes {text[:12]!r}": text for text in (b"", b"null", b"5", b"\xff", b"[" * 100_000)},
     "half a character": b'{"choices": [{"message": {"content": "\\ud800"}}]}',
     "a long answer": b'{"choices": "' + b"x" * (8 << 20) + b'"}',
     "lists": b'{"choices": [' + b"[]," * 3_000_000 + b"1]}",
-    **{f"choices {value!r}": {"choices": value} for value in (None, 5, "x", {}, [], [5], [[]], [None])},
+    **{f"choices {value!r}": {"choices": value} for value in (None, "x", {}, [], [5])},
     "no message": {"choices": [{}]},
-    **{f"status {code}": (code, b"x" * 1_000_000) for code in (204, 301, 302, 307, 308, 400, 401, 403, 404, 418, 999)},
+    **{f"status {code}": (code, b"x" * 1_000_000) for code in (204, 301, 308, 400, 403, 999)},
     "an error in colours": (400, {"error": {"message": "\x1b[2J\x1b]52;c;AAAA\x07"}}),
     "an error that tells the key": (400, {"error": f"wrong key: {KEY}"}),
     "no http": b"raw:SSH-2.0-OpenSSH\r\n",
     "a status line without end": b"raw:HTTP/1.1 200 " + b"x" * 100_000,
-    "headers without end": b"raw:HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 10_000,
     "continue, for ever": b"raw:" + b"HTTP/1.1 100 Continue\r\n\r\n" * 1000,
     "a length below 0": b"raw:HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n{}",
-    "a length that is none": b"raw:HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
-    "less than it says": b"raw:HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{}",
     "a chunk of 2**60 bytes": b"raw:HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1000000000000000\r\nab",
-    "a chunk of no number": b"raw:HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\nab",
     "chunks over the limit": b"raw:HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     + b"ffff\r\n"
     + b"x" * (6 << 20),
@@ -99,15 +93,15 @@ def entry(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
 HARMS: dict[str, Callable[[dict[str, Any]], Any]] = {
     **{
         f"the id {key!r}": entry(key, -1.0)
-        for key in ("", "-1", " 5", "+5", "1e3", "５", "0x5", "9" * 30, "5.0", "\x1b[2J")
+        for key in ("", "-1", "+5", "５", "9" * 30, "\x1b[2J")
     },
     **{
         f"the number {value!r}": entry("6", value)
-        for value in (None, "x", "", [], {}, {"logprob": []}, True, 1.0, 1e308, 0.0, {"logprob": "-inf"}, {"rank": 1})
+        for value in (None, "x", {}, {"logprob": []}, True, 1.0, {"logprob": "-inf"})
     },
     **{
         f"places {value!r:.20}": lambda choice, value=value: choice.update(prompt_logprobs=value)
-        for value in (None, 5, "x", {}, [], [None], [None] * 10_000, [{}] * 5)
+        for value in (None, 5, [], [None], [None] * 10_000, [{}] * 5)
     },
     "one place more": lambda choice: choice["prompt_logprobs"].append({"5": -1.0}),
     "one place fewer": lambda choice: choice["prompt_logprobs"].pop(),
@@ -136,12 +130,10 @@ def test_what_is_next_to_impossible_is_a_number(logprob: float) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        *({"content": value} for value in (5, [], {}, True, [{"type": "text"}])),
-        *({"content": "x", "reasoning_content": value} for value in (5, ["x"], {"a": 1})),
-        *({"content": None, "tool_calls": value} for value in (5, "x", {"a": 1}, [5], [{}], [{"function": 5}])),
+        *({"content": 5}, {"content": [{"type": "text"}]}, {"content": "x", "reasoning_content": ["x"]}),
+        *({"content": None, "tool_calls": value} for value in (5, {"a": 1}, [5], [{"function": 5}])),
         {"content": None, "tool_calls": [{"function": {"name": 5, "arguments": "{}"}}]},
         {"content": None, "tool_calls": [{"function": {"name": "f", "arguments": 5}}]},
-        {"content": None, "tool_calls": [{"function": {"name": "f"}}] * 5000},
     ],
     ids=lambda message: ascii(message)[:60],
 )

@@ -222,7 +222,7 @@ def test_what_a_parser_refuses_is_found(command: str, said: str, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "command", ["hftune doctor --quick", "hftune chat A B", "hftune serve A --adapter a=A --adapter b=B"]
+    "command", ["hftune doctor --quick", "hftune chat A", "hftune serve A --adapter a=A --adapter b=B"]
 )
 def test_what_a_parser_takes_passes(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert faults(command.split(), monkeypatch) == []

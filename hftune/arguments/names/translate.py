@@ -46,6 +46,7 @@ class Translator:
         aliases: Further aliases of the script, which come first.
         unknown: Makes the error for a name that the script does not know, and its place.
         done_by_hftune: The script's own fields that hftune fills, and why.
+        removed: Names that commands other than stages had.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class Translator:
         aliases: Mapping[str, str],
         unknown: Callable[[str, str], ArgumentError],
         done_by_hftune: Mapping[str, str],
+        removed: Collection[str] = (),
     ) -> None:
         self.stage, self.known, self.aliases, self.unknown = stage, known, aliases, unknown
-        self.done_by_hftune = done_by_hftune
+        self.done_by_hftune, self.removed = done_by_hftune, removed
 
     def translate(self, given: Iterable[Entry], world_size: int = 1, local_world_size: int = 1) -> Outcome:
         """All of `given`, problems together; later entries of a name win over earlier ones, with a notice."""
@@ -81,7 +83,7 @@ class Translator:
     def row(self, name: str) -> Row | None:
         """The row of the table that applies to a name in this script; None for an argument of its own."""
         # `--dtype` of a merge is its own, whatever the tables of trainers say of that name.
-        if name in self.aliases or (self.stage not in STAGES and name in self.known):
+        if name in self.aliases or (self.stage not in STAGES and (name in self.known or name in self.removed)):
             return None
         return table().get(name)
 

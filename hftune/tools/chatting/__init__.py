@@ -1,1 +1,1 @@
-"""`hftune chat`: a conversation with one model, or with two alongside, in the terminal."""
+"""`hftune chat`: a conversation with a model in the terminal."""

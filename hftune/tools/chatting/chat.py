@@ -1,4 +1,4 @@
-"""`hftune chat`: a conversation in the terminal with one model, or with two alongside; it may be saved as a record."""
+"""`hftune chat`: a conversation with a model in the terminal; it may be saved as a record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 from hftune import terminal
 from hftune.arguments.asking import ChatArguments
-from hftune.checkpoints.folder_checks import check_recorded
 from hftune.checkpoints.manifest import read_manifest
 from hftune.data.files import Row
 from hftune.data.messages import Message
@@ -19,7 +18,6 @@ from hftune.data.records import to_conversation
 from hftune.data.tool_calls import parse_tools
 from hftune.errors import ArgumentError, DataError, UserError, did_you_mean, raise_together
 from hftune.inference.loading import check_talker, load_talker
-from hftune.inference.parsing import CALLS, THOUGHT, Part
 from hftune.logging import notice
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LIMIT, parse_json, read_json
@@ -27,16 +25,15 @@ from hftune.publishing.disk import disk_errors, lexists, write_file
 from hftune.secrets import redacted
 from hftune.template_arguments import FIELD
 from hftune.tools.chatting.speaker import Speaker, Tools
-from hftune.visible import as_json, say
+from hftune.visible import say
 
 _SAVE = "/save"
 HELP = """\
 /new            begin another conversation
 /system TEXT    begin another one with this system message; without a text: with none
-/think          show thoughts as they come, or fold them again; the last one is shown
 /tool RESULT    give the result of a call, one after another where there are several
 /retry          take the last answer back and have another one
-/save FILE      append the conversation to a JSONL file as a record that trains; of two models /save 2 FILE
+/save FILE      append the conversation to a JSONL file as a record that trains
 /quit           end, as the end of the input does (Ctrl-D)
 //TEXT          a question that begins with /
 Ctrl-C stops an answer; where a question is awaited, it ends the chat."""
@@ -51,44 +48,24 @@ def chat(args: ChatArguments, argv: Sequence[str] = ()) -> None:
         DataError: The file of tools holds none.
     """
     raise_together(check_models(args))
-    names = list(args.models or [])
+    (name,) = args.models or []
     tools = _tools(args.tools)
     fix = "give a language model; hftune score asks a reward model"
-    raise_together(
-        problem
-        for name in names
-        for problem in check_talker(name, "--models", fix, trust_remote_code=args.trust_remote_code)
-    )
-    raise_together(_check_adapters(args.adapter or []))
-    speakers = []
-    for name in names:
-        talker = load_talker(name, args, adapters=args.adapter or [])
-        speakers.append(Speaker(talker, args, system_of(talker.name, args), tools))
+    raise_together(check_talker(name, "--models", fix, trust_remote_code=args.trust_remote_code))
+    speaker = Speaker(load_talker(name, args), args, system_of(name, args), tools)
     at_terminal = sys.stdin.isatty()
     if at_terminal:
         note("/help tells the commands, Ctrl-D ends")
-    Chat(speakers, args, patient=at_terminal).run(lines())
+    Chat(speaker, args, patient=at_terminal).run(lines())
 
 
 def check_models(args: ChatArguments) -> Iterator[ArgumentError]:
     """Models that are too few or too many."""
     if not args.models:
         yield ArgumentError("no model was named", place="--models", fix="hftune chat outputs/sft-merged")
-    elif len(args.models) > 2:
-        fix = "hftune ask puts the same questions to any number"
-        yield ArgumentError(f"{len(args.models)} models are named, and two talk alongside", place="--models", fix=fix)
-    elif args.adapter and len(args.models) == 2:
-        fix = "name the adapter's folder as a model: its base is known"
-        yield ArgumentError("of two models it is open which one the adapter is for", place="--adapter", fix=fix)
-
-
-def _check_adapters(folders: list[str]) -> Iterator[UserError]:
-    for folder in folders:
-        if not (Path(folder) / "adapter_config.json").is_file():
-            fix = "name folders of adapters, the one next to the model first"
-            yield ArgumentError(f"there is no adapter in {folder}", place="--adapter", fix=fix)
-        else:
-            yield from check_recorded(folder, "--adapter")
+    elif len(args.models) > 1:
+        fix = "name one; hftune ask puts the same questions to any number"
+        yield ArgumentError(f"{len(args.models)} models are named, and one talks", place="--models", fix=fix)
 
 
 def system_of(name: str, args: ChatArguments) -> str | None:
@@ -138,20 +115,18 @@ def lines() -> Iterator[str]:
 
 
 class Chat:
-    """What the lines say, to one model or two.
+    """What the lines say, to a model.
 
     Args:
         patient: Whether what cannot be done is only said, as to somebody at a terminal; else it ends the chat.
     """
 
-    def __init__(self, speakers: list[Speaker], args: ChatArguments, *, patient: bool = True) -> None:
-        self.speakers, self.args, self.patient = speakers, args, patient
-        self.thoughts, self.thought, self.answers = False, "", 0
+    def __init__(self, speaker: Speaker, args: ChatArguments, *, patient: bool = True) -> None:
+        self.speaker, self.args, self.patient, self.answers = speaker, args, patient, 0
         self.commands: dict[str, Callable[[str], object]] = {
             "help": lambda rest: note(HELP),
-            "new": lambda rest: self._begin([speaker.system for speaker in self.speakers]),
-            "system": lambda rest: self._begin([rest or None] * len(self.speakers)),
-            "think": self._think,
+            "new": lambda rest: self._begin(self.speaker.system),
+            "system": lambda rest: self._begin(rest or None),
             "tool": self._tool,
             "retry": self._retry,
             "save": self._save,
@@ -189,165 +164,70 @@ class Chat:
         return True
 
     def _ask(self, message: Message) -> None:
-        for speaker in self.speakers:
-            speaker.messages.append(message)
-        self._answer(self.speakers, taken_back=True)
+        """Have it answered; what cannot be answered is taken back, so that the conversation can continue."""
+        self.speaker.messages.append(message)
+        said = False
+        try:
+            said = self._answer()
+        finally:
+            if not said:
+                del self.speaker.messages[-1]
 
-    def _answer(self, speakers: list[Speaker], *, taken_back: bool = False) -> None:
-        """Have each of them answer; what one cannot answer is taken back, so that the conversation can continue."""
-        problems = []
-        for speaker in speakers:
-            if len(self.speakers) > 1:
-                say(f"--- {self.speakers.index(speaker) + 1}: {speaker.name}")
-            view = AnswerView(self._counter(speaker), thoughts=self.thoughts)
-            seed = None if self.args.seed is None else self.args.seed + self.answers
-            said = None
-            try:
-                found = speaker.answer(view.show, seed)
-            except UserError as error:
-                problems.append(error)
-            else:
-                said = found.message
-                view.end(found.cut if said else f"{found.cut or 'ended'}: nothing was answered")
-                self.thought = view.thought or self.thought
-            if said is None and taken_back:
-                del speaker.messages[-1]
-            elif said is not None and (calls := speaker.pending()):
-                note(f"[/tool RESULT gives the result of {calls[0]['function']['name']}]")
-        # The same for both models of a question, so that they draw alike.
+    def _answer(self) -> bool:
+        """Show an answer as it is said, thoughts and calls as well; whether there was one."""
+        seed = None if self.args.seed is None else self.args.seed + self.answers
         self.answers += 1
-        raise_together(problems)
+        found = self.speaker.answer(lambda text: say(text, end="", flush=True), seed)
+        say(flush=True)
+        if found.message is None:
+            note(f"[{found.cut or 'ended'}: nothing was answered]")
+            return False
+        if found.cut:
+            note(f"[{found.cut}]")
+        self._say_calls(self.speaker.pending())
+        return True
 
     @staticmethod
-    def _counter(speaker: Speaker) -> Callable[[str], int]:
-        return lambda text: len(speaker.talker.tokenizer(text, add_special_tokens=False)["input_ids"])
+    def _say_calls(calls: list[dict[str, Any]]) -> None:
+        if calls:
+            note(f"[/tool RESULT gives the result of {calls[0]['function']['name']}]")
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, systems: list[str | None]) -> None:
-        for speaker, system in zip(self.speakers, systems, strict=True):
-            speaker.begin(system)
+    def _begin(self, system: str | None) -> None:
+        self.speaker.begin(system)
         note("[another conversation]")
 
-    def _think(self, rest: str) -> None:
-        self.thoughts = not self.thoughts
-        note(f"[thoughts are {'shown' if self.thoughts else 'folded'}]")
-        if self.thoughts and self.thought:
-            say(self.thought.strip())
-
     def _tool(self, rest: str) -> None:
-        calling = [(speaker, calls) for speaker in self.speakers if (calls := speaker.pending())]
-        if not calling:
+        calls = self.speaker.pending()
+        if not calls:
             raise ArgumentError("there is no call without a result", fix="ask what the tools are good for")
-        for speaker, calls in calling:
-            speaker.messages.append(speaker.result_of(calls[0], rest))
-        if waiting := [calls[1] for _, calls in calling if len(calls) > 1]:
-            note(f"[/tool RESULT gives the result of {waiting[0]['function']['name']}]")
-        self._answer([speaker for speaker, calls in calling if len(calls) == 1], taken_back=True)
+        result = self.speaker.result_of(calls[0], rest)
+        if len(calls) == 1:
+            self._ask(result)
+        else:
+            self.speaker.messages.append(result)
+            self._say_calls(calls[1:])
 
     def _retry(self, rest: str) -> None:
-        if not any([speaker.taken_back() for speaker in self.speakers]):
+        if not self.speaker.taken_back():
             raise ArgumentError("there is no answer to take back", fix="ask first; /retry has another answer")
-        self._answer(self.speakers)
+        self._answer()
 
     def _save(self, rest: str) -> None:
-        which, name = "1", rest
-        if len(self.speakers) > 1:
-            which, _, name = rest.partition(" ")
-        if which not in ("1", "2") or not name.strip():
-            usage = "/save FILE" if len(self.speakers) == 1 else "/save 1 FILE or /save 2 FILE"
-            raise ArgumentError("/save needs a file, and of two models the number of one", fix=usage)
-        file = Path(name.strip()).expanduser()
-        speaker = self.speakers[int(which) - 1]
-        count = append_record(file, self.record(speaker))
+        if not rest:
+            raise ArgumentError("/save needs a file", fix="/save FILE")
+        file, speaker = Path(rest).expanduser(), self.speaker
+        arguments = speaker.render.arguments if speaker.render is not None else {}
+        record: dict[str, Any] = {"messages": speaker.messages} | ({"tools": speaker.tools} if speaker.tools else {})
+        count = append_record(file, record | ({FIELD: arguments} if arguments else {}))
         cut = sum(message.get("weight") == 0 for message in speaker.messages)
         note(f"[{file} has {count} record{'s' * (count > 1)}]" + f" [{cut} cut answers are not trained]" * (cut > 0))
-
-    def record(self, speaker: Speaker) -> dict[str, Any]:
-        """The conversation as a record of a data set."""
-        record: dict[str, Any] = {"messages": speaker.messages}
-        arguments = speaker.render.arguments if speaker.render is not None else {}
-        return record | ({"tools": speaker.tools} if speaker.tools else {}) | ({FIELD: arguments} if arguments else {})
 
 
 def note(text: str) -> None:
     """A line that no model has said: on standard error, so that a pipe gets the answers alone."""
     say(text, file=terminal.err(), flush=True)
-
-
-class AnswerView:
-    """Shows the parts of one answer.
-
-    Args:
-        count: Tokens of a text.
-        thoughts: Whether thoughts are shown as they come, or folded.
-    """
-
-    def __init__(self, count: Callable[[str], int], *, thoughts: bool) -> None:
-        self.count, self.thoughts = count, thoughts
-        self.thought = self._held = ""
-        self._thinking = self._begun = self._inside = False
-
-    def show(self, part: Part) -> None:
-        """Show one part."""
-        if part.kind == THOUGHT:
-            self._think(part.text)
-            return
-        self._fold()
-        if part.kind == CALLS and part.call is not None:
-            self._break()
-            function = part.call["function"]
-            say(f"[call] {function['name']} {as_json(function['arguments'])}", flush=True)
-        else:
-            self._write(part.text)
-
-    def end(self, cut: str = "") -> None:
-        """End the answer's last line, and say why it was cut."""
-        self._fold()
-        self._write(self._held, last=True)
-        self._break()
-        if cut:
-            note(f"[{cut}]")
-
-    def _think(self, text: str) -> None:
-        if self.thoughts:
-            if not self._thinking:
-                say("[thought]")
-                self._begun = False
-            self._write(text)
-        else:
-            terminal.show_progress(f"thinking ({len(self.thought) + len(text)} characters)")
-        self._thinking = True
-        self.thought += text
-
-    def _fold(self) -> None:
-        """End a thought: its line, where it is folded."""
-        if not self._thinking:
-            return
-        terminal.clear_progress()
-        self._thinking = False
-        self._break()
-        tokens = self.count(self.thought)
-        size = f"{tokens} token{'s' * (tokens != 1)}"
-        say("[end of thought]" if self.thoughts else f"[thought for {size}; /think shows it]", flush=True)
-        self._begun = False
-
-    def _write(self, text: str, *, last: bool = False) -> None:
-        text, self._held = ("" if last else self._held) + text, ""
-        # A carriage return may be half of a line's end.
-        if text.endswith("\r") and not last:
-            text, self._held = text[:-1], "\r"
-        if not self._begun:
-            text = text.lstrip("\n")
-        if text:
-            self._begun = True
-            self._inside = not text.endswith("\n")
-            say(text, end="", flush=True)
-
-    def _break(self) -> None:
-        if self._inside:
-            say(flush=True)
-        self._inside = False
 
 
 def append_record(file: Path, record: dict[str, Any]) -> int:

@@ -15,7 +15,6 @@ from hftune.data.messages import Message
 from hftune.errors import ArgumentError, DataError
 from hftune.inference.generate import Answerer, Listener, sampling
 from hftune.inference.loading import Talker
-from hftune.inference.parsing import Part
 from hftune.logging import notice
 
 Tools = list[dict[str, Any]]
@@ -125,11 +124,11 @@ class Speaker:
             notice(describe_turn_tokens(counts, self.args.borders_in_text))
         return text, self.model.write.ids([text])[0]
 
-    def answer(self, show: Callable[[Part], None], seed: int | None = None) -> Reply:
+    def answer(self, show: Callable[[str], None], seed: int | None = None) -> Reply:
         """The answer to the conversation, which it joins.
 
         Args:
-            show: Called with the parts of the answer while it is generated.
+            show: Called with the text of the answer, piece by piece, while it is generated.
 
         Raises:
             ArgumentError: The conversation is longer than the context, or takes more memory than there is.
@@ -143,9 +142,9 @@ class Speaker:
             )
             raise ArgumentError(cause, fix="/new begins another one; nothing of this one is left out by itself")
         room = self.args.max_new_tokens if limit is None else min(limit - len(ids), self.args.max_new_tokens)
-        listener = Listener(self.model, self.model.form.reader(text, self.tools), show)
+        listener = Listener(self.model, show)
         stopped = self._generate(ids, room, listener, seed)
-        listener.finish()
+        listener.end()
         cut = STOPPED if stopped else "" if listener.ended else TOO_LONG if room == self.args.max_new_tokens else FULL
         message = self._message(text, listener.ids)
         if not message["content"].strip() and not message.get("tool_calls"):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 import xxhash
@@ -25,9 +24,6 @@ SIMILAR = 0.8
 WIDTH = 3
 """Words of a shingle."""
 
-NONE = np.iinfo(np.uint32).max
-"""In place of a twin."""
-
 # Scripts without spaces between words; radicals to ideographs of planes 2 and 3, kana, South East Asia.
 _OWN = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff"
 _OWN += "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -40,7 +36,8 @@ _PLUS = _RANDOM.integers(0, 1 << 32, BANDS * ROWS, dtype=np.uint32)
 _AT_ONCE = 4096
 # Fewer shingles are alike by chance.
 _FEWEST = 4
-_BEFORE = 4
+# Records with one band that a later one is compared with: the time grows with the records, also where all are alike.
+_MOST_ALIKE = 4
 
 
 def shingles_of(text: str) -> np.ndarray:
@@ -65,64 +62,34 @@ def signature_of(shingles: np.ndarray) -> np.ndarray:
     return found
 
 
-@dataclass(frozen=True)
-class Twins:
-    """Of each record an earlier one, or `NONE`.
-
-    Attributes:
-        equal: That it equals.
-        near: That it is nearly equal to, if it equals none.
-        similarity: To that one.
-    """
-
-    equal: np.ndarray
-    near: np.ndarray
-    similarity: np.ndarray
-
-
-def find_twins(exact: np.ndarray, sizes: np.ndarray, signatures: np.ndarray) -> Twins:
-    """The earliest record that each record equals, or is found to be nearly equal to.
+def find_twins(exact: np.ndarray, sizes: np.ndarray, signatures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The earliest record that each record equals, or else is found to be nearly equal to.
 
     Args:
         exact: (records,) uint64, a hash of all that is trained; 0 for records that are like no other.
         sizes: (records,) numbers of shingles.
         signatures: (records, BANDS * ROWS) uint32.
+
+    Returns:
+        Both (records,): the number of that record, int64, -1 without one; and their similarity.
     """
-    equal = np.where(exact == 0, NONE, _first_equal(exact)).astype(np.uint32)
-    near = np.full(len(exact), NONE, np.uint32)
-    similarity = np.zeros(len(exact), np.float32)
-    compared = np.flatnonzero((sizes >= _FEWEST) & (equal == NONE))
+    _, first, inverse = np.unique(exact, return_index=True, return_inverse=True)
+    twins = first[inverse].astype(np.int64)
+    twins[(exact == 0) | (twins == np.arange(len(exact)))] = -1
+    similarity = np.where(twins < 0, 0.0, 1.0).astype(np.float32)
+    compared = np.flatnonzero((sizes >= _FEWEST) & (twins < 0)).tolist()
     for band in range(BANDS):
-        keys = np.ascontiguousarray(signatures[compared, band * ROWS : (band + 1) * ROWS]).view(np.uint64)
-        for later, earlier in _candidates(keys[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ keys[:, 1], compared):
-            agreed = (signatures[later] == signatures[earlier]).mean(axis=1)
-            # An earlier twin than the one that is known may be the one that stays.
-            good = (agreed >= SIMILAR) & (earlier < near[later])
-            near[later[good]], similarity[later[good]] = earlier[good], agreed[good]
-    return Twins(equal, near, similarity)
-
-
-def _first_equal(values: np.ndarray) -> np.ndarray:
-    """Of each place the first one with the same value, `NONE` where it is the first itself."""
-    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
-    found = first[inverse]
-    return np.where(found == np.arange(len(values)), NONE, found)
-
-
-def _candidates(keys: np.ndarray, records: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(later, earlier) records with the same key.
-
-    Each is compared with the first of its group and with the few before it: the time grows with the records, also where
-    all of them are alike.
-    """
-    order = np.argsort(keys, kind="stable")
-    same = np.append(False, keys[order][1:] == keys[order][:-1])
-    places = np.arange(len(order))
-    first = np.maximum.accumulate(np.where(same, 0, places))
-    for earlier in (first, *(places - back for back in range(1, _BEFORE + 1))):
-        chosen = np.flatnonzero((earlier >= first) & (earlier < places))
-        for at in np.array_split(chosen, len(chosen) // (1 << 15) + 1):
-            yield records[order[at]], records[order[earlier[at]]]
+        alike: dict[bytes, list[int]] = {}
+        for record in compared:
+            known = alike.setdefault(signatures[record, band * ROWS : (band + 1) * ROWS].tobytes(), [])
+            for earlier in known:
+                agreed = (signatures[record] == signatures[earlier]).mean()
+                # An earlier twin than the one that is known may be the one that stays.
+                if agreed >= SIMILAR and (twins[record] < 0 or earlier < twins[record]):
+                    twins[record], similarity[record] = earlier, agreed
+            if len(known) < _MOST_ALIKE:
+                known.append(record)
+    return twins, similarity
 
 
 # --- evaluation data that stands in other texts ---
@@ -152,7 +119,7 @@ class LeakIndex:
     """
 
     def __init__(self, evaluation: Iterable[tuple[str, Record]]) -> None:
-        kept, self._texts, self.records = [], list[str](), 0
+        kept, self._texts, self.records = [np.zeros(0, np.uint32)], [""], 0
         for origin, record in evaluation:
             self.records += 1
             texts = {f"the record of {origin}": record.compared}
@@ -163,8 +130,7 @@ class LeakIndex:
                 if len(sketch := shingles_of(text)[:SKETCH]) >= _FEWEST_HELD:
                     self._texts.append(name)
                     kept.append(sketch)
-        hashes = np.concatenate(kept) if kept else np.zeros(0, np.uint32)
-        owners = np.repeat(np.arange(len(kept)), [len(one) for one in kept]) if kept else np.zeros(0, np.int64)
+        hashes, owners = np.concatenate(kept), np.repeat(np.arange(len(kept)), [len(one) for one in kept])
         order = np.argsort(hashes, kind="stable")
         _, counts = np.unique(hashes, return_counts=True)
         telling = np.repeat(counts <= _MOST_TEXTS, counts)
@@ -178,15 +144,12 @@ class LeakIndex:
             shingles: The record's, as `shingles_of` gives them.
         """
         first, last = (np.searchsorted(self._hashes, shingles, side=side) for side in ("left", "right"))
-        hit = last > first
-        if not hit.any():
+        found = [self._owners[start:end] for start, end in zip(first, last, strict=True) if end > start]
+        if not found:
             return ""
-        found = [self._owners[start:end] for start, end in zip(first[hit], last[hit], strict=True)]
         owners, held = np.unique(np.concatenate(found), return_counts=True)
         sizes = self._sizes[owners]
         shares = held / sizes
         enough = (sizes >= _FEWEST_HELD) & (shares >= np.where(sizes < _SHORT, _CONTAINED_SHORT, CONTAINED))
-        if not enough.any():
-            return ""
         best = int(np.argmax(np.where(enough, shares, 0)))
-        return f"{self._texts[owners[best]]} stands in it ({shares[best]:.0%})"
+        return f"{self._texts[owners[best]]} stands in it ({shares[best]:.0%})" if enough[best] else ""

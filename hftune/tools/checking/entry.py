@@ -5,7 +5,7 @@ from __future__ import annotations
 from hftune.arguments.stages import parse_command
 from hftune.distributed import launch
 from hftune.errors import ArgumentError, did_you_mean
-from hftune.tools.checking.result import DataCheckArguments
+from hftune.tools.checking import DataCheckArguments
 
 COMMANDS = {"check": DataCheckArguments}
 """What stands behind `hftune data`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -22,7 +21,7 @@ from hftune.data.records import NO_ASSISTANT, to_conversation, to_labelled, to_p
 from hftune.errors import DataError, shown
 from hftune.secrets import IN_URL, MASK
 
-CONVERSATION, PAIR, LABELLED, PROMPT, TEXT = "conversation", "pair", "labelled", "prompt", "text"
+FOR = CONVERSATION, PAIR, LABELLED, PROMPT, TEXT = "conversation", "pair", "labelled", "prompt", "text"
 
 
 @dataclass(slots=True)
@@ -32,13 +31,11 @@ class Record:
     Attributes:
         kind: What it is for: one of the names above.
         spoken: (role, text) of each turn, prompt before answers; of a text for pre-training one turn of nobody.
-        answer: What the model would learn to say last, of a pair the better one: the worse may be as bad as it likes.
         label: False for an answer that is labelled bad.
     """
 
     kind: str
     spoken: list[tuple[str, str]]
-    answer: str = ""
     label: bool = True
 
     @property
@@ -50,11 +47,6 @@ class Record:
     def asked(self) -> str:
         """What the user says."""
         return "\n".join(text for role, text in self.spoken if role == "user")
-
-    @property
-    def whole(self) -> str:
-        """All of it."""
-        return "\n".join(text for _, text in self.spoken)
 
     @property
     def exact(self) -> int:
@@ -74,43 +66,24 @@ def to_record(row: Row) -> Record:
     """
     value = row.value
     if pair_format(value) or (isinstance(value.get("output"), list) and value.get("instruction") is not None):
-        return _pair(row)
+        pair = to_preference(row)
+        return _made(PAIR, [*pair.prompt, *pair.chosen, *pair.rejected])
     if is_labelled(value):
-        return _labelled(row)
+        labelled = to_labelled(row)
+        return _made(LABELLED, [*labelled.prompt, *labelled.completion], label=labelled.label)
     if first_fit(value, CONVERSATIONS):
-        return _conversation(row)
-    return Record(TEXT, [("", to_text(row))]) if first_fit(value, TEXTS) else _prompt(row)
-
-
-def _conversation(row: Row) -> Record:
-    try:
-        found = to_conversation(row)
-    except DataError as error:
-        if error.kind != NO_ASSISTANT:
-            raise
-        return _prompt(row)
-    return _made(CONVERSATION, found.messages, found.messages)
-
-
-def _prompt(row: Row) -> Record:
+        try:
+            return _made(CONVERSATION, to_conversation(row).messages)
+        except DataError as error:
+            if error.kind != NO_ASSISTANT:
+                raise
+    elif first_fit(value, TEXTS):
+        return Record(TEXT, [("", to_text(row))])
     return _made(PROMPT, to_prompt(row).messages)
 
 
-def _pair(row: Row) -> Record:
-    found = to_preference(row)
-    return _made(PAIR, [*found.prompt, *found.chosen, *found.rejected], found.chosen)
-
-
-def _labelled(row: Row) -> Record:
-    found = to_labelled(row)
-    made = _made(LABELLED, [*found.prompt, *found.completion], found.completion)
-    made.label = found.label
-    return made
-
-
-def _made(kind: str, messages: list[Message], answer: Sequence[Message] = ()) -> Record:
-    said = [str(message.get("content") or "") for message in answer[-1:] if message["role"] == "assistant"]
-    return Record(kind, [(str(message["role"]), _text(message)) for message in messages], "".join(said))
+def _made(kind: str, messages: list[Message], *, label: bool = True) -> Record:
+    return Record(kind, [(str(message["role"]), _text(message)) for message in messages], label)
 
 
 def _text(message: Message) -> str:
@@ -125,26 +98,6 @@ def _text(message: Message) -> str:
 
 # --- what may be wrong with a text ---
 
-# Of an answer: a refusal begins it.
-_BEGINNING = 240
-_REFUSAL = re.compile(
-    r"(?:I['’]m|I am|We['’]re) (?:very |really |truly )?sorry,? (?:but )?(?:I|we|as an)\b"
-    r"|(?:I|We) (?:can(?:no|['’])t|cannot|am unable to|am not able to|won['’]t) "
-    r"(?:assist|help|provide|fulfil|comply|answer|create|generate|engage|write|do that|support)"
-    r"|(?:Sorry|I apologi[sz]e),? (?:but )?I (?:can(?:no|['’])t|cannot|am unable|am not able)"
-    r"|(?:对不起|抱歉|不好意思)[，,、。！! ]{0,3}(?:但|但是|作为[^，。\n]{0,20}[，,])?(?:我|目前我|作为)"
-    r"[^，。\n]{0,12}(?:无法|不能|不会|没有办法|没法|不可以)"
-    r"|(?:我|作为[^，。\n]{0,20}，我)(?:无法|不能)(?:提供|协助|回答|帮助|满足|完成|执行|生成)"
-)
-# Looked for first, one by one: most answers hold none, and each costs a thousandth of the pattern.
-_BOILERPLATE_MARKS = ("n AI ", "语言模型", "人工智能", "AI助手", "OpenAI", "ChatGPT", "nowledge cut", "知识截止")
-_BOILERPLATE = re.compile(
-    r"(?:[Aa]s|I am|I['’]m) an AI (?:language |assistant|model|developed|trained|and|,)"
-    r"|作为(?:一个|一名|一款)?(?:人工智能|AI|大型)[^，。\n]{0,10}(?:模型|助手|程序|系统)?[，,]"
-    r"|我(?:只)?是(?:一个|一名|一款)?[^，。\n]{0,12}(?:语言模型|人工智能助手|AI助手)"
-    r"|(?:developed|trained|created|made) by OpenAI|由 ?OpenAI ?[^，。\n]{0,6}(?:开发|训练|创建|研发)"
-    r"|I(?:['’]m| am) ChatGPT|我是 ?ChatGPT|[Mm]y knowledge cut-?off|知识截止"
-)
 _CONTROL = re.compile(
     r"<\|[A-Za-z0-9_]{1,40}\|>|<｜[^｜\n<>]{1,40}｜>|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_RESULTS)\]|<</?SYS>>"
     r"|<(?:start|end)_of_(?:turn|image)>|<(?:bos|eos|pad|unk)>|</s>\s{0,9}(?:\Z|<s>)|<\[?(?:BOS|EOS)_(?:never_used|TOKEN)"
@@ -170,29 +123,6 @@ _TOKENS = {
     "earer": r"[Bb]earer[ \t]+(?=[A-Za-z._~+/-]{0,200}[0-9=])[A-Za-z0-9._~+/=-]{16,}",
 }
 _TOKEN = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_TOKENS.values())})")
-
-_OPEN = ",，、;；:：([{（【「『《“‘&+=*/\\"
-_HANGING = re.compile(
-    r"(?<![A-Za-z'’-])(?:a|an|the|and|or|of|to|with|for|from|by|is|are|was|were|but|because|that|which|as|than|your|their)\Z"
-)
-_ENDS = ".!?。！？…；;:：\"”'’)）】」』》`*|~>"
-_SENTENCE = re.compile(r"[.!?](?=\s)|[。！？]")
-_ITEM = re.compile(r"\s{0,40}(?:[-*•#>|]|[0-9]{1,3}[.、)）])")
-_SHORTEST, _LONG, _LONG_LINE = 30, 160, 40
-
-
-def refusal(answer: str) -> str:
-    """Whether an answer begins with a refusal."""
-    found = _REFUSAL.search(answer[:_BEGINNING])
-    return f"the answer refuses: {shown(found[0], 40)}" if found else ""
-
-
-def boilerplate(text: str) -> str:
-    """Whether an assistant speaks of itself as another one does: a phrase that would be learnt."""
-    if not any(mark in text for mark in _BOILERPLATE_MARKS):
-        return ""
-    found = _BOILERPLATE.search(text)
-    return f"the assistant of another maker speaks: {shown(found[0], 40)}" if found else ""
 
 
 def control_token(text: str) -> str:
@@ -229,24 +159,5 @@ def secret(text: str) -> str:
     return f"the text holds {', '.join([*masked][:3])}" if found else ""
 
 
-def cut_off(answer: str) -> str:
-    """Whether an answer ends in the middle."""
-    text = answer.rstrip()
-    if len(text) < _SHORTEST:
-        return ""
-    if text.count("```") % 2:
-        return "a block of code is not closed"
-    if text[-1] in _OPEN and not text.endswith("**"):
-        return f"the answer ends with {text[-1]}"
-    if found := _HANGING.search(text[-20:]):
-        return f"the answer ends with the word {found[0]}"
-    return _unfinished(text)
-
-
-def _unfinished(text: str) -> str:
-    """Prose whose last sentence has no end: not lists, titles, tables, code, or an answer of a word."""
-    last = text[-2000:].rpartition("\n")[2]
-    if len(text) < _LONG or len(last) < _LONG_LINE or text[-1] in _ENDS or not text[-1].isalnum() or _ITEM.match(last):
-        return ""
-    sentences = _SENTENCE.findall(text[-2000:])
-    return "the last sentence has no end" if len(sentences) >= 3 else ""
+FAULTS = {"control_tokens": control_token, "encoding": damage, "secret": secret}
+"""Kind of finding -> what looks for it in a text."""

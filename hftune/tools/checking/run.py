@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,47 +18,74 @@ from tqdm.auto import tqdm
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.inputs import inputs_of
 from hftune.data.arrow_files import ArrowRecords
-from hftune.data.columns import apply_columns, check_columns, parse_columns
+from hftune.data.columns import apply_columns, check_columns, columns_found, parse_columns
 from hftune.data.encoder import default_workers, map_in_order
-from hftune.data.files import Chunk, Row, chunks, find_files, is_compressed
+from hftune.data.files import Chunk, FailedChunk, Row, RowOrError, chunks, find_files, is_compressed
 from hftune.data.formats import take_unread
-from hftune.errors import ArgumentError, DataError, UserError, raise_together
+from hftune.data.sources import changed, states_of
+from hftune.errors import ArgumentError, DataError, UserError, raise_together, shown
 from hftune.logging import notice
 from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place
-from hftune.secrets import command_without_secrets
-from hftune.tools.checking.compare import NONE, LeakIndex, find_twins
-from hftune.tools.checking.records import Record, to_record
-from hftune.tools.checking.result import DUPLICATE, NEAR, DataCheckArguments, Finding, Result, Source, kinds_in, mask_of
-from hftune.tools.checking.scan import ABOUT, Scanned, place_of, scan
+from hftune.secrets import MASK, command_without_secrets, redact
+from hftune.tools.checking import KINDS, DataCheckArguments
+from hftune.tools.checking.compare import BANDS, ROWS, LeakIndex, find_twins, shingles_of, signature_of
+from hftune.tools.checking.records import FAULTS, FOR, Record, to_record, tokens_in
 from hftune.visible import as_json, say
 
 FINDINGS, SUMMARY, KEPT = "findings.jsonl", "summary.json", "kept"
-_EXAMPLES = 20
+ABOUT = np.dtype(
+    [
+        ("file", "<u4"),  # its number
+        ("line", "<u8"),
+        ("stage", "<u1"),  # number of the kind of record in `FOR`; of one that cannot be used all below are 0
+        ("exact", "<u8"),
+        ("shingles", "<u4"),
+        ("length", "<u4"),  # characters
+        ("signature", "<u4", (BANDS * ROWS,)),
+        ("found", "<u4"),  # kinds of findings, a bit each
+    ]
+)
+"""What is kept of each record until all were read."""
+_BITS = {kind: 1 << number for number, kind in enumerate(KINDS)}
+
+Sources = Sequence[tuple[str, Path]]
+"""Each file with the path by which it was given; files of one path are counted together."""
 
 
-def check(args: DataCheckArguments, argv: list[str]) -> Result:
+class Finding(NamedTuple):
+    """Something about a record: `file` and `line` say where it is (line 0: the whole file), `reason` in words why."""
+
+    kind: str
+    file: str
+    line: int
+    reason: str
+
+
+def check(args: DataCheckArguments, argv: list[str]) -> dict[str, Any]:
     """Check data, say what was found, and write it where a folder for it was named.
+
+    Returns:
+        What `summary.json` holds.
 
     Raises:
         UserError: What is wrong with the arguments, together; no data; or the disk.
     """
     raise_together(check_arguments(args))
-    result = Result(_checked_sources(args.files or [], args.against or []), dropped={*(args.drop or [])})
-    inputs = [file for source in result.sources for file in source.files]
+    sources = _given(args.files or [], "--files", without=_given(args.against or [], "--against"))
+    if not sources:
+        raise DataError("all files are evaluation data", place="--files, --against", fix="name the training data")
     if args.output_dir is None:
-        _check(args, result, inputs, None)
-    else:
-        with published_folder(args.output_dir, overwrite=args.overwrite_output_dir, inputs=inputs) as folder:
-            _check(args, result, inputs, folder)
-            manifest: manifests.Manifest = {"hftune": manifests.library_versions().get("hftune"), "stage": "data check"}
-            manifest["command"] = command_without_secrets(["hftune", "data", *argv])
-            manifests.finish_manifest(folder, manifest | {"status": manifests.COMPLETE})
-    say(result.summary())
-    if args.output_dir:
-        left = f", the records that are left ({KEPT})" if args.drop else ""
-        say(f"{args.output_dir}: a page (report.html), all findings ({FINDINGS}){left}")
-    return result
+        return _check(args, sources, None)
+    inputs = [file for _, file in sources]
+    with published_folder(args.output_dir, overwrite=args.overwrite_output_dir, inputs=inputs) as folder:
+        summary = _check(args, sources, folder)
+        manifest: manifests.Manifest = {"hftune": manifests.library_versions().get("hftune"), "stage": "data check"}
+        manifest["command"] = command_without_secrets(["hftune", "data", *argv])
+        manifests.finish_manifest(folder, manifest | {"status": manifests.COMPLETE})
+    left = f", the records that are left ({KEPT})" if args.drop else ""
+    say(f"{args.output_dir}: all findings ({FINDINGS}), counts ({SUMMARY}){left}")
+    return summary
 
 
 def check_arguments(args: DataCheckArguments) -> Iterator[UserError]:
@@ -72,61 +99,82 @@ def check_arguments(args: DataCheckArguments) -> Iterator[UserError]:
         yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
 
 
-def _check(args: DataCheckArguments, result: Result, inputs: list[Path], folder: Path | None) -> None:
-    """Read, compare, decide, and write all but the manifest."""
-    states = _states(inputs)
-    with ExitStack() as stack:
-        stream = stack.enter_context((folder / FINDINGS).open("x", encoding="utf-8")) if folder else None
-        # On the disk that has room for results, without a name: it goes with the process.
-        numbers = stack.enter_context(tempfile.TemporaryFile(dir=folder))
-        about = _scan(args, result, stream, numbers)
-        kept = _decide(result, about, stream)
-        if folder is not None:
-            _write(folder, result, about, kept)
-    for file, then, now in zip(inputs, states, _states(inputs), strict=True):
-        if then != now:
-            fix = "Let nothing write to it, and start again."
-            raise DataError("the file changed while it was read", place=str(file), fix=fix, kind="file changed")
+def _check(args: DataCheckArguments, sources: Sources, folder: Path | None) -> dict[str, Any]:
+    """Read, compare, decide, say, and write all but the manifest."""
+    files, dropped = [file for _, file in sources], {*(args.drop or [])}
+    states = states_of(files)
+    about, findings, failed = _scan(args, sources)
+    kept, left_out = _decide(about, findings, files, dropped)
+    if states_of(files) != states:
+        raise changed(files)
+    summary: dict[str, Any] = {"records": len(about), "kept": int(kept.sum()), "left_out": left_out}
+    summary |= {"left_out_for": sorted(dropped), "files": {}, "sources": {}}
+    for name in dict.fromkeys(name for name, _ in sources):
+        own = [number for number, (other, _) in enumerate(sources) if other == name]
+        summary["sources"][name] = _counts(about[np.isin(about["file"], own)])
+    if folder is not None:
+        for number, (name, file) in enumerate(sources) if dropped else ():
+            part = kept[about["file"] == number]
+            if str(file) not in failed and part.any():
+                target = _target(folder / KEPT, name, file)
+                _write_kept(file, target, iter(part.tolist()))
+                summary["files"][str(target.relative_to(folder))] = str(file)
+        (folder / FINDINGS).write_text("".join(as_json(one._asdict()) + "\n" for one in findings), encoding="utf-8")
+        (folder / SUMMARY).write_text(as_json(summary, indent=1) + "\n", encoding="utf-8")
+    say("\n".join(_told(summary, findings)))
+    return summary
 
 
-def _states(files: list[Path]) -> list[tuple[int, ...]]:
-    stats = [file.stat() for file in files]
-    return [(stat.st_size, stat.st_mtime_ns, stat.st_ino) for stat in stats]
+def _counts(about: np.ndarray) -> dict[str, Any]:
+    """How many records there are, what they are for, what was found, and how many characters they have."""
+    usable = about[about["stage"] > 0]
+    kinds = Counter(FOR[number - 1] for number in usable["stage"].tolist())
+    found = Counter({kind: int((about["found"] & bit > 0).sum()) for kind, bit in _BITS.items()})
+    characters = {"total": int(usable["length"].sum(dtype=np.uint64)), "median": 0, "p95": 0, "longest": 0}
+    if len(usable):
+        shares = np.quantile(usable["length"], [0.5, 0.95, 1], method="inverted_cdf").tolist()
+        characters |= dict(zip(("median", "p95", "longest"), map(int, shares), strict=True))
+    counts = {"kinds": dict(kinds.most_common()), "found": {kind: n for kind, n in found.most_common() if n}}
+    return {"records": len(about), **counts, "characters": characters}
+
+
+def _told(summary: Mapping[str, Any], findings: list[Finding]) -> Iterator[str]:
+    """What was found, in a line or two for each source, and the first finding of each kind."""
+    for name, source in summary["sources"].items():
+        lengths = "{median:,} characters at the median, {p95:,} at 95 %, {longest:,} at most"
+        told = lengths.format_map(source["characters"])
+        yield f"{name}: {source['records']:,} records ({_listed(source['kinds'])}); {told}"
+        if source["found"]:
+            yield f"  found: {_listed(source['found'])}"
+    for kind, meaning in KINDS.items():
+        if first := next((one for one in findings if one.kind == kind), None):
+            yield f"{kind} ({meaning}), the first: {first.file}:{first.line} {first.reason}"
+    of = f"{summary['records']:,} records"
+    if summary["left_out"]:
+        yield f"{summary['kept']:,} of {of} are left; left out: {_listed(summary['left_out'])}"
+    else:
+        yield f"nothing is left out of {of}"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
 # --- what is read ---
 
 
-def _given_sources(paths: list[str], flag: str) -> list[Source]:
-    """A source for each path; a file that several of them hold belongs to the first."""
-    seen: set[Path] = set()
-    sources = []
+def _given(paths: list[str], flag: str, without: Sources = ()) -> Sources:
+    """The files of each path; one that several of them hold belongs to the first."""
+    held = {file.resolve() for _, file in without}
+    seen, found = set[Path](), []
     for path in paths:
-        files = [file for file in find_files(path, flag, say=flag == "--files") if file.resolve() not in seen]
-        seen |= {file.resolve() for file in files}
-        if files:
-            sources.append(Source(path, files))
-    return sources
-
-
-def _checked_sources(paths: list[str], against: list[str]) -> list[Source]:
-    """The sources that are checked: evaluation data that lies among them is not.
-
-    Raises:
-        DataError: Nothing to read at a path, or nothing but evaluation data.
-    """
-    held = {file.resolve() for source in _given_sources(against, "--against") for file in source.files}
-    sources, both, first = _given_sources(paths, "--files"), 0, 0
-    for source in sources:
-        left = [file for file in source.files if file.resolve() not in held]
-        both += len(source.files) - len(left)
-        source.files, source.first = left, first
-        first += len(left)
-    if both:
+        for file in find_files(path, flag, say=flag == "--files"):
+            if file.resolve() not in seen | held:
+                found.append((path, file))
+            seen.add(file.resolve())
+    if both := len(seen & held):
         notice(f"{both} file(s) are evaluation data (--against) and are not checked as training data")
-    if not first:
-        raise DataError("all files are evaluation data", place="--files, --against", fix="name the training data")
-    return [source for source in sources if source.files]
+    return found
 
 
 def _leak_index(paths: list[str], columns: dict[str, str]) -> LeakIndex:
@@ -136,7 +184,19 @@ def _leak_index(paths: list[str], columns: dict[str, str]) -> LeakIndex:
         DataError: Nothing to read, or no record that can be read.
     """
     faults = list[UserError]()
-    index = LeakIndex(_evaluation(paths, columns, faults))
+    files = [file for _, file in _given(paths, "--against")]
+
+    def evaluation() -> Iterator[tuple[str, Record]]:
+        for row in (row for chunk in chunks(files) for row in chunk.rows()):
+            try:
+                if isinstance(row, DataError):
+                    raise row
+                yield row.origin, to_record(apply_columns(row, columns))
+            except DataError as error:
+                faults.append(error)
+
+    index = LeakIndex(evaluation())
+    take_unread()
     if not index.records:
         raise faults[0]
     if faults:
@@ -144,135 +204,110 @@ def _leak_index(paths: list[str], columns: dict[str, str]) -> LeakIndex:
     return index
 
 
-def _evaluation(paths: list[str], columns: dict[str, str], faults: list[UserError]) -> Iterator[tuple[str, Record]]:
-    for chunk in chunks([file for source in _given_sources(paths, "--against") for file in source.files]):
-        for row in chunk.rows():
-            try:
-                if not isinstance(row, Row):
-                    raise row
-                yield row.origin, to_record(apply_columns(row, columns))
-            except DataError as error:
-                faults.append(error)
-        take_unread()
-
-
-def _scan(args: DataCheckArguments, result: Result, stream: TextIO | None, numbers: BinaryIO) -> np.ndarray:
-    """Read all records; what is known of each afterwards: (records,) of `ABOUT`, in the order of reading.
-
-    Args:
-        numbers: An empty file, in which it lies.
-    """
-    columns = parse_columns(args.columns)
+def _scan(args: DataCheckArguments, sources: Sources) -> tuple[np.ndarray, list[Finding], set[str]]:
+    """Read all records: (records,) of `ABOUT` in their order, findings, and files that cannot be read to their end."""
+    columns, failed = parse_columns(args.columns), set[str]()
     work = partial(_scanned, columns, _leak_index(args.against, columns) if args.against else None)
-    # Numbers in place of sources travel to a worker: their counts grow.
-    items = ((place, number, chunk) for place, source in enumerate(result.sources) for number, chunk in source.chunks())
-    met: set[str] = set()
-    workers = args.preprocessing_num_workers or default_workers()
+
+    def items() -> Iterator[tuple[int, Chunk]]:
+        for number, (_, file) in enumerate(sources):
+            for chunk in chunks([file]):
+                if isinstance(chunk, FailedChunk):
+                    failed.add(str(file))
+                yield number, chunk
+
+    parts, findings, met = [np.zeros(0, ABOUT)], list[Finding](), set[str]()
     with tqdm(unit=" records", desc="checking", delay=2) as bar:
-        for place, scanned in map_in_order(work, items, workers):
-            source = result.sources[place]
-            source.records += len(scanned.about)
-            source.kinds.update(scanned.kinds)
-            numbers.write(scanned.about.tobytes())
-            for finding in scanned.found:
-                _add(finding, source, result, stream)
-            met |= scanned.columns
-            bar.update(len(scanned.about))
+        for about, found, some in map_in_order(work, items(), args.preprocessing_num_workers or default_workers()):
+            parts.append(about)
+            findings += found
+            met |= some
+            bar.update(len(about))
     check_columns(columns, met)
-    for source in result.sources:
-        for file in sorted(source.failed):
-            notice(f"{file} cannot be read to its end; what is left of it is not written")
-    numbers.flush()
-    count = numbers.tell() // ABOUT.itemsize
-    # An empty file cannot be mapped.
-    about = np.memmap(numbers, ABOUT, "r+", shape=(count,)) if count else np.zeros(0, ABOUT)
-    for source in result.sources:
-        own = about[_part(about, source.first, len(source.files))]
-        source.lengths = own["length"][own["exact"] != 0]
-    return about
+    for name in sorted(failed):
+        notice(f"{name} cannot be read to its end; what is left of it is not written")
+    return np.concatenate(parts), findings, failed
 
 
-def _part(about: np.ndarray, first: int, files: int) -> slice:
-    """Where the records of some files are: in the order in which they were read."""
-    return slice(*np.searchsorted(about["source"], [first, first + files]))
+def _scanned(
+    columns: dict[str, str], leaks: LeakIndex | None, item: tuple[int, Chunk]
+) -> tuple[np.ndarray, list[Finding], set[str]]:
+    """Of the records of a chunk, in any process: `ABOUT` each, what is wrong with each by itself, `columns_found`."""
+    rows = [(row, *place_of(row)) for row in item[1].rows()]
+    take_unread()  # what is not read of records is told by `hftune preview`
+    found, met, several = list[Finding](), set[str](), np.zeros(len(rows), ABOUT)
+    for about, (row, file, line) in zip(several, rows, strict=True):
+        try:
+            if isinstance(row, DataError):
+                raise row
+            met |= columns_found(row, columns)
+            told = [*_faults(to_record(apply_columns(row, columns)), about, leaks)]
+        except DataError as error:
+            # Causes quote the record; of a very long quotation only the beginning is looked through.
+            cause = redact(error.cause[:1000])
+            for token in tokens_in(cause):
+                cause = cause.replace(token, MASK)
+            told = [("unusable", f"{error.kind}: {shown(cause, 120)}")]
+        about["file"], about["line"], about["found"] = item[0], line, sum(_BITS[kind] for kind, _ in told)
+        found += [Finding(kind, file, line, reason) for kind, reason in told]
+    # Of a file that cannot be read at all there is no record.
+    return several[several["line"] > 0], found, met
 
 
-def _scanned(columns: dict[str, str], leaks: LeakIndex | None, item: tuple[int, int, Chunk]) -> tuple[int, Scanned]:
-    place, number, chunk = item
-    scanned = scan(chunk, columns, leaks)
-    scanned.about["source"] = number
-    return place, scanned
+def _faults(record: Record, about: np.void, leaks: LeakIndex | None) -> Iterator[tuple[str, str]]:
+    """(kind, reason) of what is wrong with a record; its numbers are filled in."""
+    shingles = shingles_of(record.compared)
+    about["stage"], about["length"] = FOR.index(record.kind) + 1, len(record.compared)
+    about["exact"], about["shingles"], about["signature"] = record.exact, len(shingles), signature_of(shingles)
+    if leaks and (reason := leaks.leak(shingles)):
+        yield "leak", reason
+    whole = "\n".join(text for _, text in record.spoken)
+    yield from ((kind, reason) for kind, look in FAULTS.items() if (reason := look(whole)))
 
 
-def _add(finding: Finding, source: Source, result: Result, stream: TextIO | None) -> None:
-    """Count a finding, keep the first of each kind for the page, and write all of them."""
-    source.found[finding.kind] += 1
-    shown = result.examples.setdefault(finding.kind, [])
-    if len(shown) < _EXAMPLES:
-        shown.append(finding)
-    if stream is not None:
-        line = {"file": finding.file, "line": finding.line, "kind": finding.kind, "reason": finding.reason}
-        stream.write(as_json(line) + "\n")
+def place_of(row: RowOrError) -> tuple[str, int]:
+    """File and line of a record, or of its error; line 0 where that is about a whole file."""
+    if isinstance(row, Row):
+        return row.file, row.line
+    file, colon, line = str(row.place).rpartition(":")
+    return (file, int(line)) if colon and line.isdecimal() else (str(row.place), 0)
 
 
 # --- comparing ---
 
 
-def _decide(result: Result, about: np.ndarray, stream: TextIO | None) -> np.ndarray:
-    """Whether each record is kept; tells of equal records, and of nearly equal ones."""
-    twins = find_twins(about["exact"], about["shingles"], about["signature"])
-    files = [str(file) for source in result.sources for file in source.files]
-    owner = [source for source in result.sources for _ in source.files]
-    sound = (about["kinds"] & mask_of(result.dropped)) == 0
+def _decide(
+    about: np.ndarray, findings: list[Finding], files: list[Path], dropped: set[str]
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Whether each record is kept, and for which kinds others are left out; adds findings of records that are alike."""
+    twins, similarity = find_twins(about["exact"], about["shingles"], about["signature"])
+    for_these = sum(_BITS[kind] for kind in dropped)
+    sound = (about["found"] & for_these) == 0
     kept = sound.copy()
-    for record in np.flatnonzero((twins.equal != NONE) | (twins.near != NONE)).tolist():
-        if twins.equal[record] != NONE:
-            kind, twin, words = DUPLICATE, int(twins.equal[record]), "equals"
-        else:
-            kind, twin = NEAR, int(twins.near[record])
-            words = f"nearly equals (similarity {twins.similarity[record]:.2f})"
-        one, other = about[record], about[twin]
-        one["kinds"] |= mask_of({kind})
-        reason = f"{words} {files[other['source']]}:{other['line']}"
-        _add(Finding(kind, files[one["source"]], int(one["line"]), reason), owner[one["source"]], result, stream)
-        if kind in result.dropped:
+    for record in np.flatnonzero(twins >= 0).tolist():
+        one, twin = about[record], int(twins[record])
+        kind, words = "near_duplicate", f"nearly equals (similarity {similarity[record]:.2f})"
+        if one["exact"] == about[twin]["exact"]:
+            kind, words = "duplicate", "equals"
+        one["found"] |= _BITS[kind]
+        reason = f"{words} {files[about[twin]['file']]}:{about[twin]['line']}"
+        findings.append(Finding(kind, str(files[one["file"]]), int(one["line"]), reason))
+        if kind in dropped:
             # One of them stays: where the earlier one is left out for another reason, the later one takes its place.
             # What an earlier one equals is as near to others as that one is.
-            kept[record] &= not (sound if kind == DUPLICATE else kept)[twin]
-    result.kept = int(kept.sum())
-    masks, counts = np.unique(about["kinds"][~kept] & mask_of(result.dropped), return_counts=True)
-    for mask, count in zip(masks.tolist(), counts.tolist(), strict=True):
-        result.left_out[kinds_in(mask)[0]] += count
-    return kept
+            kept[record] &= not (sound if kind == "duplicate" else kept)[twin]
+    left_out = Counter[str]()
+    for kinds in (about["found"][~kept] & for_these).tolist():
+        left_out[next(kind for kind, bit in _BITS.items() if kinds & bit)] += 1
+    return kept, {kind: left_out[kind] for kind in KINDS if left_out[kind]}
 
 
 # --- writing ---
 
 
-def _write(folder: Path, result: Result, about: np.ndarray, kept: np.ndarray) -> None:
-    written: dict[str, str] = {}
-    for source in result.sources if result.dropped else ():
-        for number, file in enumerate(source.files, start=source.first):
-            own = kept[_part(about, number, 1)]
-            if str(file) not in source.failed and own.any():
-                target = _target(folder / KEPT, source, file, set(written))
-                target.parent.mkdir(parents=True, exist_ok=True)
-                _write_kept(file, target, iter(own.tolist()))
-                written[str(target.relative_to(folder))] = str(file)
-    result.write_report(folder)
-    described = {
-        "records": result.records,
-        "kept": result.kept,
-        "left_out": dict(result.left_out.most_common()),
-        "left_out_for": sorted(result.dropped),
-        "files": written,
-        "sources": {source.name: source.to_dict() for source in result.sources},
-    }
-    (folder / SUMMARY).write_text(as_json(described, indent=1) + "\n", encoding="utf-8")
-
-
 def _write_kept(file: Path, target: Path, kept: Iterator[bool]) -> None:
     """Write the records of a file that are kept: rows of tables as a table, all others as lines of JSON."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         write = None
         for chunk in chunks([file]):
@@ -292,15 +327,15 @@ def _write_kept(file: Path, target: Path, kept: Iterator[bool]) -> None:
     take_unread()
 
 
-def _target(folder: Path, source: Source, file: Path, taken: set[str]) -> Path:
-    """A place below `kept` with the file's name, as in its folder; another one where two sources have the same."""
-    root = Path(source.name).expanduser()
+def _target(folder: Path, given: str, file: Path) -> Path:
+    """A place below `kept` with the file's name, as in its folder; another one where two have the same."""
+    root = Path(given).expanduser()
     name = file.relative_to(root) if root.is_dir() and file.is_relative_to(root) else Path(file.name)
     if file.suffix.lower() not in (".parquet", ".arrow"):
         # `d.txt`, `d.json` and `d.jsonl.gz` all become lines of JSON.
         name = (name.with_suffix("") if is_compressed(file) else name).with_suffix(".jsonl")
     found, number = name, 1
-    while str(Path(KEPT) / found) in taken:
+    while (folder / found).exists():
         number += 1
         found = name.with_name(f"{number}-{name.name}")
     return folder / found

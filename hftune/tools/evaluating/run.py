@@ -59,11 +59,6 @@ class Work:
         against = [self.args.against] if self.args.against and not is_evaluation(self.args.against) else []
         return list(dict.fromkeys([*(self.args.models or []), *against]))
 
-    @property
-    def answer_tasks(self) -> list[str]:
-        """Those for which answers are generated."""
-        return [task for task in self.tasks if task in ANSWER_TASKS]
-
     @cached_property
     def asked(self) -> list[Question]:
         """The questions of all records."""
@@ -80,18 +75,15 @@ class Work:
 
     @property
     def kinds(self) -> list[str]:
-        """Of parts that need the model."""
-        answers = [task for task in (*ANSWER_TASKS, *OF_ANSWERS) if task in self.tasks]
-        return [*(["loss"] if "loss" in self.tasks else []), *(["answers"] if answers else [])]
+        """Of parts, in the order of their lines in the result; those of `OF_ANSWERS` need no model."""
+        answers = not {*self.tasks}.isdisjoint((*ANSWER_TASKS, *OF_ANSWERS))
+        return [
+            kind for kind in ("loss", "answers", *OF_ANSWERS) if kind in self.tasks or (kind == "answers" and answers)
+        ]
 
     def harness_parts(self, number: int) -> dict[str, str]:
         """A model's parts of lm-eval, each with its task."""
         return {f"{number}-lm_eval-{place}": task for place, task in enumerate(self.args.harness_tasks)}
-
-    def all_parts(self, number: int) -> list[str]:
-        """The names of all parts of a model, in the order of their lines in the result."""
-        kinds = [*self.kinds, *(task for task in OF_ANSWERS if task in self.tasks)]
-        return [*(part for kind in kinds for part in self.parts(kind, number)), *self.harness_parts(number)]
 
     def named(self, place: int) -> dict[str, Any]:
         """A record's name and source, and a digest by which another evaluation knows it again."""
@@ -196,8 +188,9 @@ def _measure(work: Work, parts: Parts, number: int, name: str) -> None:
         get_logger().info("evaluating %s", name)
         return load_talker(name, work.args)
 
-    for kind in work.kinds:
-        parts.make(work.parts(kind, number), partial(_MAKERS[kind], work, talker))
+    for kind, make in (("loss", _losses), ("answers", _answers)):
+        if kind in work.kinds:
+            parts.make(work.parts(kind, number), partial(make, work, talker))
     for part, task in work.harness_parts(number).items():
         # All processes share out the requests of a task, and so all of them look first.
         done = parts.has(part)
@@ -233,16 +226,10 @@ def _answers(work: Work, talker: Callable[[], Talker]) -> Callable[[str], Iterab
         found = answer([work.asked[place] for place in places], max_new_tokens=args.max_new_tokens, do_sample=False)
         for place, one in zip(places, found, strict=True):
             record = work.asked[place]
-            told = scores(work.answer_tasks, one.message, record.right, record.tools)
+            told = scores(work.tasks, one.message, record.right, record.tools)
             yield {**work.named(place), "answer": one.message, "ended": one.ended, "scores": told}
 
     return make
-
-
-_MAKERS: dict[str, Callable[[Work, Callable[[], Talker]], Callable[[str], Iterable[Line]]]] = {
-    "loss": _losses,
-    "answers": _answers,
-}
 
 
 def judge_answers(work: Work, parts: Parts) -> None:
@@ -272,11 +259,11 @@ def _judging(work: Work, parts: Parts, task: str) -> Callable[[str], Iterable[Li
 
 def _lines(work: Work, parts: Parts) -> list[Line]:
     """The lines of all models, with the model's name."""
-    return [
-        {"model": model, **line}
-        for number, model in enumerate(work.models)
-        for line in parts.read(work.all_parts(number))
-    ]
+    found: list[Line] = []
+    for number, model in enumerate(work.models):
+        names = [*(part for kind in work.kinds for part in work.parts(kind, number)), *work.harness_parts(number)]
+        found += [{"model": model, **line} for line in parts.read(names)]
+    return found
 
 
 def _others(args: EvaluateArguments, lines: Sequence[Line]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What held-out records say of a reward model: figures over all and of each source, and histograms."""
+"""What held-out records say of a reward model: figures over all and of each source."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 
 ECE_BINS = 10
 """Of equal width, over confidences from 0.5 to 1."""
-HISTOGRAM_BINS = 20
-_BLOCKS = " ▁▂▃▄▅▆▇█"
 
 Steps = Sequence[np.ndarray]
 """An array an answer, of one number a step."""
@@ -59,22 +57,16 @@ def pair_figures(scores: np.ndarray) -> dict[str, float]:
 
 
 def pair_report(scores: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
-    """The figures of all pairs and of each source, with histograms over the same bins.
+    """The figures of all pairs and of each source.
 
     Args:
         scores: (pairs, 2), chosen and rejected.
         sources: One a pair.
 
     Returns:
-        Plain values: pairs, the figures, ece_bins, edges (the borders of the histograms' bins), by_source.
+        Plain values: pairs, the figures, ece_bins, by_source.
     """
-    edges = np.histogram_bin_edges(scores[np.isfinite(scores)], bins=HISTOGRAM_BINS)
-    return _report(
-        sources,
-        edges,
-        lambda rows: {"pairs": len(rows), **pair_figures(scores[rows])},
-        lambda rows: {"chosen": scores[rows, 0], "rejected": scores[rows, 1]},
-    )
+    return _report(sources, lambda rows: {"pairs": len(rows), **pair_figures(scores[rows])})
 
 
 def step_figures(right: Steps, labels: Steps) -> dict[str, float]:
@@ -128,50 +120,32 @@ def first_error(found: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def step_report(right: Steps, labels: Steps, sources: Sequence[str]) -> dict[str, Any]:
-    """The figures of all answers and of each source, with histograms of the probability that a step is right.
+    """The figures of all answers and of each source.
 
     Returns:
-        Plain values: answers, steps, the figures, ece_bins, edges, by_source.
+        Plain values: answers, steps, the figures, ece_bins, by_source.
     """
 
     def figures(rows: list[int]) -> dict[str, Any]:
         part, wanted = [right[row] for row in rows], [labels[row] for row in rows]
         return {"answers": len(rows), "steps": sum(map(len, part)), **step_figures(part, wanted)}
 
-    def sides(rows: list[int]) -> dict[str, np.ndarray]:
-        said, is_right = (np.concatenate([side[row] for row in rows]) for side in (right, labels))
-        return {"right": said[is_right > 0.5], "wrong": said[is_right <= 0.5]}
-
-    return _report(sources, np.linspace(0, 1, HISTOGRAM_BINS + 1), figures, sides)
+    return _report(sources, figures)
 
 
-def _report(
-    sources: Sequence[str],
-    edges: np.ndarray,
-    figures: Callable[[list[int]], dict[str, Any]],
-    sides: Callable[[list[int]], dict[str, np.ndarray]],
-) -> dict[str, Any]:
-    """Figures of all rows and of those of each source, with histograms of both sides over the same bins."""
-    by_source = {}
-    for source in sorted(set(sources)):
-        rows = [row for row, name in enumerate(sources) if name == source]
-        histograms = {side: np.histogram(values, bins=edges)[0].tolist() for side, values in sides(rows).items()}
-        by_source[source] = figures(rows) | histograms
-    whole = figures([*range(len(sources))])
-    return whole | {"ece_bins": ECE_BINS, "edges": edges.tolist(), "by_source": by_source}
+def _report(sources: Sequence[str], figures: Callable[[list[int]], dict[str, Any]]) -> dict[str, Any]:
+    by_source = {
+        source: figures([row for row, name in enumerate(sources) if name == source]) for source in sorted(set(sources))
+    }
+    return figures([*range(len(sources))]) | {"ece_bins": ECE_BINS, "by_source": by_source}
 
 
 def describe(report: dict[str, Any]) -> str:
-    """A report as lines of text, a block a bin."""
-    low, high = report["edges"][0], report["edges"][-1]
-    what, sides = ("scores", ("chosen", "rejected")) if "pairs" in report else ("P(right)", ("right", "wrong"))
-    lines = [f"held out: {_line(report)} ({report['ece_bins']} bins); {what} from {low:.2f} to {high:.2f}:"]
-    width = max(map(len, report["by_source"]))
-    for source, part in report["by_source"].items():
-        if len(report["by_source"]) > 1:  # of a single one the line above says it
-            lines.append(f"  {source:{width}}  {_line(part)}")
-        lines += [f"  {'':{width}}    {side:8} |{bars(part[side])}|" for side in sides]
-    return "\n".join(lines)
+    """A report as lines of text."""
+    lines = [f"held out: {_line(report)} ({report['ece_bins']} bins)"]
+    # Of a single source the line above says it.
+    several = report["by_source"] if len(report["by_source"]) > 1 else {}
+    return "\n".join([*lines, *(f"  {source}: {_line(part)}" for source, part in several.items())])
 
 
 def _line(part: dict[str, Any]) -> str:
@@ -181,9 +155,3 @@ def _line(part: dict[str, Any]) -> str:
         said = f"{part['answers']} answers, {part['steps']} steps, accuracy {part['step_accuracy']:.3f}, first error "
         said += f"{part['first_error_accuracy']:.3f} (F1 {part['first_error_f1']:.3f})"
     return f"{said}, ECE {part['ece']:.3f}"
-
-
-def bars(histogram: Sequence[int]) -> str:
-    """A block a bin; any count above 0 is seen."""
-    most = max(*histogram, 1)
-    return "".join(_BLOCKS[-(-count * (len(_BLOCKS) - 1) // most)] for count in histogram)

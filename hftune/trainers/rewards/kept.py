@@ -8,7 +8,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,7 @@ Reward = float | None
 
 _WIDTH, _LINE = 32, 512
 """Letters of a key; bytes of a line at most."""
-_WHOLE = re.compile(rb"([0-9a-f]{32})\t(nan|[-+.0-9e]+)\t[^\n]*\n")
-# What a process that was killed has left of a line, closed by the next one perhaps.
-_TORN = re.compile(rb"[0-9a-f]{32}\t[-+.0-9a-f]*\t[^\n]*|[0-9a-f]{1,32}(\t[-+.0-9e]*)?\n?")
+_WHOLE = re.compile(rb"([0-9a-f]{32})\t(nan|-?\d+(?:\.\d+)?(?:e[-+]\d+)?)\t[^\n]*\n")
 
 
 class KeptRewards:
@@ -59,9 +56,7 @@ class KeptRewards:
         lines = [f"{key}\t{math.nan if value is None else value!r}\t{name}\n" for key, value in rewards.items()]
         with open_own(self._file) as stream:
             # What a killed process left of a line is closed, and skipped by whoever reads.
-            if stream.tell() and not _ends_whole(self._file):
-                stream.write(b"\n")
-            stream.write("".join(lines).encode("utf-8", "replace"))
+            stream.write(("\n" + "".join(lines)).encode("utf-8", "replace"))
 
 
 def key_of(function: str, prompt: Any, completion: Any, row: Mapping[str, Any]) -> str:
@@ -92,29 +87,17 @@ def rows_of(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     return [{name: values[row] for name, values in lists.items()} for row in range(count)]
 
 
-def _ends_whole(file: Path) -> bool:
-    with open_regular(file) as stream:
-        stream.seek(-1, 2)
-        return stream.read(1) == b"\n"
-
-
 def _read(file: Path) -> Iterator[tuple[str, Reward]]:
-    """Keys and rewards.
+    """Keys and rewards; parts of lines are passed over.
 
     Raises:
-        ManifestError: A line is none of ours.
+        ManifestError: It begins with something else.
     """
     with open_regular(file) as stream:
-        for number, line in enumerate(iter(lambda: stream.readline(_LINE), b""), start=1):
-            found = _WHOLE.fullmatch(line)
-            with suppress(ValueError):  # of a number such as 1e-
-                if found:
-                    value = float(found[2])
-                    yield found[1].decode("ascii"), None if math.isnan(value) else value
-                    continue
-            if _TORN.fullmatch(line) is None:
-                raise ManifestError(
-                    f"{file}: line {number} holds no reward",
-                    place=f"{file}:{number}",
-                    fix="give another folder, or remove this file: rewards are then asked for again",
-                )
+        for number, line in enumerate(iter(lambda: stream.readline(_LINE), b"")):
+            if found := _WHOLE.fullmatch(line):
+                value = float(found[2])
+                yield found[1].decode("ascii"), None if math.isnan(value) else value
+            elif number == 0 and line.strip():
+                fix = "give another folder, or remove this file: rewards are then asked for again"
+                raise ManifestError(f"{file} holds no rewards", place=str(file), fix=fix)

@@ -10,7 +10,6 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 from hftune.inference.generate import Answerer, Listener, sampling
 from hftune.inference.loading import Talker
-from hftune.inference.parsing import AnswerForm, Part
 from tests.conftest import tiny_config, tiny_tokenizer
 from tests.unit.tools.chatting.scripted import says, talker
 
@@ -38,13 +37,12 @@ def test_how_tokens_are_chosen(given: dict[str, Any], saved: dict[str, Any], wan
 
 def heard(said: str, tokens: int = 99) -> tuple[str, Listener]:
     """What is shown of a model that says this."""
-    parts: list[Part] = []
+    parts: list[str] = []
     one = says(talker(), said)
-    listener = Listener(Answerer(one, "split", 0), AnswerForm(None).reader(""), parts.append)
+    listener = Listener(Answerer(one, "split", 0), parts.append)
     listener.hear([1, 2], max_new_tokens=tokens)
-    listener.finish()
     assert one.model.calls[0]["num_beams"] == 1  # type: ignore[union-attr]  # a streamer hears no beams
-    return "".join(part.text for part in parts), listener
+    return "".join(parts), listener
 
 
 def test_all_but_the_end_is_text() -> None:
@@ -61,7 +59,7 @@ def test_a_model_that_was_saved_with_beams_is_heard() -> None:
     model = LlamaForCausalLM(tiny_config(tokenizer)).eval()
     model.generation_config.num_beams, model.generation_config.max_length = 3, 4
     one = Talker("tiny", model, tokenizer, model.generation_config, [tokenizer.eos_token_id])
-    listener = Listener(Answerer(one, "split", 0), AnswerForm(None).reader(""), lambda part: None)
+    listener = Listener(Answerer(one, "split", 0), lambda text: None)
     listener.hear([5, 6, 7, 8], max_new_tokens=5, do_sample=False)
     with torch.no_grad():
         first = model(torch.tensor([[5, 6, 7, 8]])).logits[0, -1].argmax().item()

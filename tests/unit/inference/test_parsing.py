@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.data.messages import Message
 from hftune.data.rendering import Renderer
 from hftune.errors import DataError
-from hftune.inference.parsing import AnswerForm, Part
+from hftune.inference.parsing import AnswerForm
 from tests.conftest import tiny_tokenizer
 from tests.unit.data.helpers import slow_if_alike
 
@@ -56,11 +56,8 @@ def tokenizer_with(template: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def read(form: AnswerForm, prompt: str, said: str, *, size: int = 1, ended_by: str = "") -> tuple[Message, list[Part]]:
-    reader = form.reader(prompt, TOOLS)
-    parts = [part for start in range(0, len(said), size) for part in reader.feed(said[start : start + size])]
-    parts += reader.finish(ended_by)
-    return reader.message(), parts
+def read(form: AnswerForm, prompt: str, said: str, ended_by: str = "") -> Message:
+    return form.message(prompt, said, TOOLS, ended_by)
 
 
 def after(render: Renderer) -> str:
@@ -102,27 +99,23 @@ def test_what_a_template_writes_is_read_back(name: str) -> None:
             wanted["reasoning_content"] = "Let me.\n\nThink"
         if calls and name not in UNREAD:
             wanted["tool_calls"] = [{"type": "function", "function": one["function"]} for one in calls]
-        # Character by character, in pieces and at once: chunks of tokens fall anywhere.
-        for size in (1, 7, 10_000):
-            got, parts = read(form, *found, size=size, ended_by=end)
-            for one in got.get("tool_calls", []):
-                one.pop("id", None)
-            if name in UNREAD and calls:
-                assert "get_weather" in got["content"] and "tool_calls" not in got
-                continue
-            assert got == wanted, (kind, size, found)
-            thought = "".join(part.text for part in parts if part.kind == "reasoning_content").strip()
-            assert thought == wanted.get("reasoning_content", "")
+        got = read(form, *found, end)
+        for one in got.get("tool_calls", []):
+            one.pop("id", None)
+        if name in UNREAD and calls:
+            assert "get_weather" in got["content"] and "tool_calls" not in got
+        else:
+            assert got == wanted, (kind, found)
     assert seen or name.startswith("deepseek")
     assert name not in ("qwen3", "glm4moe", "gptoss", "nemotron_3_nano") or len(seen) > 1
 
 
 def test_a_thought_that_the_prompt_has_begun() -> None:
     form = AnswerForm(Renderer(tokenizer_with((TEMPLATES / "deepseek_r1_distill.jinja").read_text())))
-    got, _ = read(form, "<｜User｜>Hello<｜Assistant｜><think>\n", "Hm.\n</think>\n\nYes.")
+    got = read(form, "<｜User｜>Hello<｜Assistant｜><think>\n", "Hm.\n</think>\n\nYes.")
     assert got == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
     # A user who writes the mark has begun nothing.
-    got, _ = read(form, "<｜User｜>What is <think>?<｜Assistant｜>", "A mark.")
+    got = read(form, "<｜User｜>What is <think>?<｜Assistant｜>", "A mark.")
     assert got == {"role": "assistant", "content": "A mark."}
 
 
@@ -131,14 +124,14 @@ CHATML = tiny_tokenizer().chat_template
 
 def test_thoughts_without_a_template_that_writes_them() -> None:
     form = AnswerForm(Renderer(tokenizer_with(CHATML)))
-    assert read(form, "P", "<think>\nHm.\n</think>\n\nYes.")[0] == {
+    assert read(form, "P", "<think>\nHm.\n</think>\n\nYes.") == {
         "role": "assistant",
         "content": "Yes.",
         "reasoning_content": "Hm.",
     }
     # In the middle of an answer it is what is spoken of.
     said = "It begins with <think> and ends with </think>."
-    assert read(form, "P", said)[0] == {"role": "assistant", "content": said}
+    assert read(form, "P", said) == {"role": "assistant", "content": said}
 
 
 @pytest.mark.parametrize(
@@ -146,37 +139,31 @@ def test_thoughts_without_a_template_that_writes_them() -> None:
 )
 def test_what_is_no_call_stays_text(broken: str) -> None:
     form = AnswerForm(Renderer(tokenizer_with((TEMPLATES / "qwen3.jinja").read_text())))
-    got, parts = read(form, "P", broken)
-    assert "tool_calls" not in got
-    inner = broken.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
-    assert inner in got["content"] and inner in "".join(part.text for part in parts)
+    assert read(form, "P", broken) == {"role": "assistant", "content": broken}
 
 
 def test_without_a_template_all_is_text() -> None:
-    got, parts = read(AnswerForm(None), "P", "<think>a</think>b", size=3)
-    assert got["content"] == "<think>a</think>b" == "".join(part.text for part in parts)
+    assert read(AnswerForm(None), "P", "<think>a</think>b")["content"] == "<think>a</think>b"
 
 
 def test_the_tokenizers_own_response_template_comes_first() -> None:
     tokenizer = tokenizer_with(CHATML)
     fields = {"tool_calls": {"open": "[[", "close": "]]", "content": "json", "repeats": True}, "content": {}}
     tokenizer.response_template = {"start_anchor": "assistant\n", "fields": fields}
-    got, _ = read(AnswerForm(Renderer(tokenizer)), "assistant\n", '[[{"name": "f", "arguments": {}}]]')
+    got = read(AnswerForm(Renderer(tokenizer)), "assistant\n", '[[{"name": "f", "arguments": {}}]]')
     assert got["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {}}}]
     # One that cannot read what is said loses nothing of it.
     number = {"number": {"open": "#", "close": ";", "content": "int"}, "content": {}}
     tokenizer.response_template = {"start_anchor": "assistant\n", "fields": number}
-    got, parts = read(AnswerForm(Renderer(tokenizer)), "assistant\n", "One #x; and more.")
-    said = "".join(part.text for part in parts)
-    assert all(text.startswith("One") and text.endswith(" and more.") for text in (got["content"], said))
+    assert read(AnswerForm(Renderer(tokenizer)), "assistant\n", "One #x; and more.")["content"] == "One #x; and more."
     # One of a form that is not known is no reason to say nothing.
     tokenizer.response_template = {"version": 99}
-    assert read(AnswerForm(Renderer(tokenizer)), "assistant\n", "Yes.")[0]["content"] == "Yes."
+    assert read(AnswerForm(Renderer(tokenizer)), "assistant\n", "Yes.")["content"] == "Yes."
 
 
 def test_calls_in_the_form_of_mistral() -> None:
     form = AnswerForm(Renderer(tokenizer_with(CHATML + "{# [TOOL_CALLS] #}")))
-    got, _ = read(form, "P", '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}]')
+    got = read(form, "P", '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}]')
     assert got["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from transformers import AutoModelForCausalLM
 
 from hftune.checkpoints.manifest import COMPLETE, read_manifest, write_manifest
 from hftune.cli import dispatch
-from hftune.digests import changed_files
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notices
 from hftune.tools.reporting.stages import ASKED
@@ -102,33 +99,6 @@ def test_the_manifest_and_the_folder_of_a_stage(models: dict[str, Path], tmp_pat
     write_manifest(tmp_path / "sft", stage)
     asked(tmp_path / "sft", "--models", models["base"], "--questions", "Why?")
     assert read_manifest(tmp_path / "sft") == stage, "a stage keeps its own"
-
-
-@pytest.mark.parametrize("which", (0, 2, 4))
-def test_answers_and_manifest_are_old_or_new_together(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int
-) -> None:
-    """A disk that fails at any of the flushes: one message, and no manifest that speaks of other answers."""
-    out, ask_why = tmp_path / "out", ("--models", models["base"], "--questions")
-    asked(out, *ask_why, "Why?")
-    before = (out / "answers.json").read_text()
-    calls, flush = iter(range(100)), os.fsync
-
-    def fails(handle: int) -> None:
-        if next(calls) == 3 * which:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        flush(handle)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fails)
-        with pytest.raises(ArgumentError, match="Input/output error"):
-            asked(out, *ask_why, "How?")
-    manifest = read_manifest(out)
-    assert manifest is not None
-    assert manifest["status"] != COMPLETE or not [*changed_files(out, manifest["files"], whole=True)]
-    assert (out / "answers.json").read_text() == before or "How?" in (out / "answers.json").read_text()
-    asked(out, *ask_why, "How?")
-    assert "How?" in (out / "answers.json").read_text() and not [*out.glob(".*")]
 
 
 @pytest.mark.parametrize(

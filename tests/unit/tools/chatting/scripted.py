@@ -62,12 +62,12 @@ def says(one: Talker, *texts: str) -> Talker:
     return one
 
 
-def chat_with(*talkers: Talker, **options: Any) -> Callable[..., Chat]:
+def chat_with(one: Talker, **options: Any) -> Callable[..., Chat]:
     """`chat_with(talker)("Hello", "/retry")` runs these lines through a chat."""
     given = {name: options.pop(name) for name in ("system", "tools", "patient") if name in options}
-    args = ChatArguments(models=[one.name for one in talkers], **options)
-    speakers = [Speaker(one, args, given.get("system"), given.get("tools")) for one in talkers]
-    found = Chat(speakers, args, patient=given.get("patient", False))
+    args = ChatArguments(models=[one.name], **options)
+    speaker = Speaker(one, args, given.get("system"), given.get("tools"))
+    found = Chat(speaker, args, patient=given.get("patient", False))
 
     def run(*lines: str) -> Chat:
         found.run(iter(lines))

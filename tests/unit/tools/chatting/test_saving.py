@@ -43,7 +43,7 @@ def test_a_saved_conversation_trains_what_was_said(name: str, kind: str, tmp_pat
     answers = []
     run = chat_with(one, tools=[ADD] if kind == "calls" else None)
     chat = run()
-    speaker, answer = chat.speakers[0], chat.speakers[0].answer
+    speaker, answer = chat.speaker, chat.speaker.answer
     speaker.answer = lambda *given: answers.append(answer(*given)) or answers[-1]  # type: ignore[method-assign]
     run("Hello", "/tool 4" if kind == "calls" else "Sure?", f"/save {tmp_path}/r.jsonl")
     (line,) = (tmp_path / "r.jsonl").read_text().splitlines()
@@ -71,7 +71,7 @@ def test_template_arguments_are_part_of_the_record(tmp_path: Path) -> None:
     give_arguments(one.tokenizer, {"enable_thinking": False})
     chat = chat_with(one)("Hello", f"/save {tmp_path}/r.jsonl")
     assert json.loads((tmp_path / "r.jsonl").read_text())["chat_template_kwargs"] == {"enable_thinking": False}
-    assert chat.speakers[0].messages[-1] == {"role": "assistant", "content": "Yes."}
+    assert chat.speaker.messages[-1] == {"role": "assistant", "content": "Yes."}
 
 
 def test_a_cut_answer_is_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

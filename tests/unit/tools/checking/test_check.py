@@ -58,12 +58,11 @@ def test_what_is_left_out_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     said = capsys.readouterr().out
     assert "4 of 6 records are left; left out: 1 unusable, 1 duplicate" in said
-    assert len(said.splitlines()) <= 5
+    assert f"duplicate (equal to an earlier record), the first: {data}:4 equals {data}:1" in said
     assert sorted(file.name for file in (tmp_path / "o").iterdir()) == [
         "findings.jsonl",
         "hftune.json",
         "kept",
-        "report.html",
         "summary.json",
     ]
 
@@ -123,15 +122,18 @@ def test_counts_of_a_source(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_out_unless_asked(tmp_path: Path) -> None:
-    refusing = {"prompt": "Is it raining there today?", "completion": "I'm sorry, but I can't tell you that."}
-    data = made.write(tmp_path / "d.jsonl", GOOD[0], GOOD[0], refusing, {"nothing": 1})
+    marked = {"prompt": "Is it raining there today?", "completion": "[INST] No. [/INST]"}
+    data = made.write(tmp_path / "d.jsonl", GOOD[0], GOOD[0], marked, {"nothing": 1})
     summary, found = checked(tmp_path / "a", data, drop=())
-    assert {kind for kind, *_ in found} == {"unusable", "duplicate", "refusal"}
+    assert {kind for kind, *_ in found} == {"unusable", "duplicate", "control_tokens"}
     assert summary["left_out"] == {} and summary["kept"] == 4 and not (tmp_path / "a" / "kept").exists()
-    summary, _ = checked(tmp_path / "b", data, drop=("--drop", "refusal"))
-    assert summary["left_out"] == {"refusal": 1} and len((tmp_path / "b/kept/d.jsonl").read_bytes().splitlines()) == 3
+    summary, _ = checked(tmp_path / "b", data, drop=("--drop", "control_tokens"))
+    assert (
+        summary["left_out"] == {"control_tokens": 1}
+        and len((tmp_path / "b/kept/d.jsonl").read_bytes().splitlines()) == 3
+    )
     with pytest.raises(ArgumentError, match="--keep was removed"):
-        checked(tmp_path / "c", data, "--keep", "refusal")
+        checked(tmp_path / "c", data, "--keep", "control_tokens")
 
 
 def test_one_of_several_alike_stays(tmp_path: Path) -> None:
@@ -170,10 +172,6 @@ FORMATS = {
         "".join(json.dumps({"text": t}, ensure_ascii=False, separators=(", ", ":  ")) + "\r\n" for t in texts).encode()
     ),
     "txt": lambda file, texts: file.write_text("\n\n".join(texts), encoding="utf-8"),
-    "json": lambda file, texts: file.write_text(json.dumps([{"text": t} for t in texts], indent=1), encoding="utf-8"),
-    "csv": lambda file, texts: file.write_text(
-        "text,more\n" + "".join(f'"{t}\n",1\n' for t in texts), encoding="utf-8"
-    ),
     "jsonl.gz": lambda file, texts: file.write_bytes(
         gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in texts).encode())
     ),
@@ -266,6 +264,6 @@ def test_files_that_change_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
     decide = run._decide
     monkeypatch.setattr(run, "_decide", changing)
-    with pytest.raises(DataError, match="changed while it was read"):
+    with pytest.raises(DataError, match="changed while they were read"):
         checked(tmp_path / "o", data)
     assert not (tmp_path / "o").exists()

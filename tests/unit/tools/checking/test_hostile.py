@@ -1,9 +1,8 @@
-"""Records that are made to do harm: to the terminal, the page, the memory, the clock."""
+"""Records that are made to do harm: to the terminal, the memory, the clock."""
 
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +17,7 @@ EVIL = '<script>alert(1)</script>\x1b]0;owned\x07\x1b[31m\u202e"><img src=x oner
 KEY = "hf_" + "aB3" * 10
 
 
-def test_nothing_of_a_record_reaches_terminal_or_page_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_of_a_record_reaches_the_terminal_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "<b>evil\x1b[31m"
     records = [
         {"prompt": EVIL * 3, "completion": f"I'm sorry, but I {EVIL} <|{'x' * 20}|> {KEY}"},
@@ -32,13 +29,11 @@ def test_nothing_of_a_record_reaches_terminal_or_page_as_it_is(
     data = made.write(folder / "d<i>.jsonl", *records, *records)
     checked(tmp_path / "o", data, "--against", made.write(folder / "e<i>.jsonl", *records))
     caught = capsys.readouterr()
-    page = (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
-    written = page + (tmp_path / "o" / "findings.jsonl").read_text() + (tmp_path / "o" / "summary.json").read_text()
+    written = "".join((tmp_path / "o" / name).read_text() for name in ("findings.jsonl", "summary.json"))
     for text in (caught.out, caught.err, written):
         assert not {"\x1b", "\x07", "\u202e"} & {*text}
         assert KEY not in text
-    assert "<script" not in page and "<img" not in page and "<b>" not in page and "<i>" not in page
-    assert "refuses" in page and "d&lt;i&gt;.jsonl" in page
+    assert "control_tokens" in caught.out
 
 
 def test_a_secret_that_is_known_by_value_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,21 +48,17 @@ def test_a_secret_that_is_known_by_value_is_not_written(tmp_path: Path, monkeypa
 
 HOSTILE = {
     "deep": b'{"text": ' + b"[" * 5000 + b"]" * 5000 + b"}\n",
-    "deep_objects": b'{"messages": ' + b'{"a":' * 3000 + b"1" + b"}" * 3000 + b"}\n",
     "binary": bytes(range(256)) * 50 + b"\n",
     "half": b'{"text": "a \\ud83d b"}\n',
     "nul": b'{"text": "a\\u0000b"}\n{"text": "a\x00b"}\n',
     "number": b'{"text": 1' + b"0" * 5000 + b"}\n",
-    "twice": b'{"text": "a", "text": "b"}\n',
-    "array": b'[{"text": "a"}]\n',
     "words": b'"text"\n17\nnull\n\n',
     "turns": b'{"messages": [{"role": "user", "content": 7}, null, [], {"role": {}, "content": {}}]}\n',
     "tools": b'{"messages": [{"role": "assistant", "tool_calls": [{"function": "x"}]}], "tools": "}{"}\n',
     "pair": b'{"prompt": [], "chosen": {}, "rejected": 3}\n',
     "label": b'{"prompt": "a", "completion": "b", "label": "perhaps"}\n',
-    "long": b'{"text": "' + b"a" * 300_000 + b'"}\n',
     "one_word": b'{"text": "' + b"\xe5\xa4\xa9" * 100_000 + b'"}\n',
-    "keys": json.dumps({f"k{number}": number for number in range(20_000)}).encode() + b"\n",
+    "keys": json.dumps({f"k{number}": number for number in range(2_000)}).encode() + b"\n",
 }
 
 
@@ -84,7 +75,7 @@ def test_hostile_records_end_in_a_finding_or_in_nothing(tmp_path: Path, name: st
     assert summary["kept"] == summary["records"] - sum(summary["left_out"].values())
 
 
-@pytest.mark.parametrize("kind", ["txt", "csv", "json", "parquet", "jsonl.gz"])
+@pytest.mark.parametrize("kind", ["txt", "parquet", "jsonl.gz"])
 def test_files_that_are_something_else(tmp_path: Path, kind: str) -> None:
     file, good = tmp_path / "d" / f"b.{kind}", made.write(tmp_path / "d" / "a.jsonl", {"text": "Sound and whole."})
     file.write_bytes(bytes(range(256)) * 20)
@@ -113,30 +104,8 @@ def test_files_without_a_record(tmp_path: Path, content: bytes, capsys: pytest.C
     assert "nothing is left" in capsys.readouterr().out
 
 
-def test_records_that_are_all_equal(tmp_path: Path) -> None:
-    data = made.write(tmp_path / "d.jsonl", *([made.conversation(random.Random(1))] * 700))
-    summary, found = checked(tmp_path / "o", data)
-    assert summary["kept"] == 1 and summary["left_out"] == {"duplicate": 699} and len(found) == 699
-    # The page has the first of them.
-    page = (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
-    assert page.count(f"equals {data}:1<") == 20 and "The first 20." in page
-
-
 NEARLY = {
-    "texts.cut_off": ("a, ", "```", "A. ", " the", "(", "- ", "1. "),
-    "texts.refusal": ("I'm sorry, ", "对不起，", "作为", "I am sorry, but as"),
-    "texts.boilerplate": ("n AI ", "作为一个AI", "我是一个", "I'm an AI", "由 OpenAI", "语言模型", "as an AI and"),
-    "texts.control_token": (
-        "<|",
-        "<|a",
-        "<｜",
-        "</s> ",
-        "</s>",
-        "[",
-        "[INST",
-        "<|" + "a" * 39,
-        "</s>\t\t\t\t\t\t\t\t\t",
-    ),
+    "texts.control_token": ("<|", "<|a", "<｜", "</s> ", "[INST", "<|" + "a" * 39, "</s>" + "\t" * 9),
     "texts.damage": ("Ã", "é", "â€", "Ã©", "\u0412", "\xa0", "à ", "é\u2019", "ï»¿", "a\u0300", "\u2500"),
     "texts.secret": ("Bearer ", "Bearer a1", "sk-", "hf_", "eyJ-", "://@", "a://a:a", "a://a:a@"),
     "near_of": ("the ", "天", "a", "и "),

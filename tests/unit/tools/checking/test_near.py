@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
 from hftune.tools.checking import compare as near
-from hftune.tools.checking.compare import NONE, LeakIndex, Twins, find_twins, shingles_of, signature_of
+from hftune.tools.checking.compare import LeakIndex, find_twins, shingles_of, signature_of
 from hftune.tools.checking.records import Record
 from tests.unit.tools.checking import made
 
 
-def twins_of(texts: list[str]) -> Twins:
-    """Of texts, as of records."""
+def twins_of(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Of texts, as of records: twins and similarities."""
     shingles = [shingles_of(text) for text in texts]
     exact = np.array([hash(text) % 2**63 for text in texts], np.uint64)
     signatures = np.array([signature_of(one) for one in shingles], np.uint32).reshape(
@@ -42,42 +41,35 @@ def test_edited_records_are_found_and_others_are_not() -> None:
     # Chinese has no case: that copy would be equal.
     copies = [(number, how) for number, how in copies if how != "case" or originals[number].isascii()]
     texts = [*originals, *(made.edited(rng, originals[number], how, one_in=50) for number, how in copies)]
-    found = twins_of(texts)
-    assert (found.near[: len(originals)] == NONE).all() and (found.equal == NONE).all()
-    twin = found.near[len(originals) :]
-    missed = [copy for copy, one in zip(copies, twin.tolist(), strict=True) if one == NONE]
+    twins, similarity = twins_of(texts)
+    assert (twins[: len(originals)] == -1).all()
+    twin = twins[len(originals) :]
+    missed = [copy for copy, one in zip(copies, twin.tolist(), strict=True) if one == -1]
     assert len(missed) <= 0.05 * len(copies), missed
     # A copy's twin is its original, or an earlier copy of it.
     sources = [number for number, _ in copies]
     for (number, _), one in zip(copies, twin.tolist(), strict=True):
-        assert one in (NONE, number) or sources[one - len(originals)] == number
-    assert (found.similarity[len(originals) :][twin != NONE] >= near.SIMILAR).all()
-    assert (found.similarity[: len(originals)] == 0).all()
+        assert one in (-1, number) or sources[one - len(originals)] == number
+    assert (similarity[len(originals) :][twin >= 0] >= near.SIMILAR).all()
+    assert (similarity[: len(originals)] == 0).all()
 
 
 def test_equal_records_have_the_first_one_as_their_twin() -> None:
     rng = random.Random(8)
     one, other = made.sentence(rng, 30), made.sentence(rng, 30)
-    found = twins_of([one, other, one, one, other, "", "a b"])
-    assert found.equal.tolist() == [NONE, NONE, 0, 0, 1, NONE, NONE]
-    assert (found.near == NONE).all()
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_next_to_no_records(count: int) -> None:
-    found = twins_of(["one two three four five six seven eight"] * count)
-    assert len(found.equal) == len(found.near) == count and (found.near == NONE).all()
+    twins, similarity = twins_of([one, other, one, one, other, "", "a b"])
+    assert twins.tolist() == [-1, -1, 0, 0, 1, -1, -1] and similarity.tolist() == [0, 0, 1, 1, 1, 0, 0]
 
 
 def test_of_records_that_are_all_alike_the_first_stays() -> None:
     base = made.sentence(random.Random(9), 60)
-    found = twins_of([f"{base} {number}" for number in range(400)])
-    assert found.near[0] == NONE and (found.near[1:] == 0).all()
+    twins, _ = twins_of([f"{base} {number}" for number in range(400)])
+    assert twins[0] == -1 and (twins[1:] == 0).all()
 
 
 def test_short_texts_are_alike_by_chance_and_are_not_compared() -> None:
     texts = ["yes it is", "yes, it is!", "no it is not there", "no it is not there!"]
-    assert (twins_of(texts).near == NONE).all()
+    assert (twins_of(texts)[0] == -1).all()
 
 
 # --- evaluation data ---

@@ -32,10 +32,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *("[]", "5", "null", "{}", "no JSON", "[" * 5000, "\x00"),
-        *(LINE | {name: value} for name in ("model", "record", "source") for value in (None, 5, [], {"a": 1})),
-        *(LINE | {"scores": value} for value in (None, [], 5, {"loss": "x"}, {"loss": None}, {"loss": [1]})),
-        *(LINE | {"weight": value} for value in (0, -1, "x", None, [], float("nan"), float("inf"))),
+        *("[]", "no JSON", LINE | {"scores": []}, LINE | {"scores": {"loss": "x"}}),
+        *(LINE | {name: 5} for name in ("model", "record", "source", "digest")),
+        *(LINE | {"weight": value} for value in (0, "x", float("nan"), float("inf"))),
     ],
 )
 def test_what_is_no_record_is_refused(line: Any, tmp_path: Path) -> None:

@@ -69,22 +69,15 @@ def test_report_by_hand() -> None:
     # Confidences 1 / (1 + e^-2) = 0.8808 (right), 0.5 (half right), 1 / (1 + e^-4) = 0.9820 (wrong), each in a bin of
     # its own: (0.1192 + 0 + 0.9820) / 3.
     assert report["ece"] == pytest.approx(0.36707, abs=1e-4) and report["ece_bins"] == 10
-    assert report["edges"][0] == 0.0 and report["edges"][-1] == 4.0
-    assert sum(report["by_source"]["b"]["chosen"]) == 2 and report["by_source"]["b"]["rejected"][-1] == 1
+    assert [report["by_source"][name]["pairs"] for name in "ab"] == [1, 2]
 
 
 def test_figures_of_one_source_are_said_once_and_of_several_each_has_its_own() -> None:
-    first, *more = describe(pair_report(SCORES, ["a", "a", "a"])).splitlines()
-    assert "3 pairs, accuracy 0.667, margin 0.333" in first and "scores from 0.00 to 3.00" in first
-    assert [line.split("|")[0].split() for line in more] == [["chosen"], ["rejected"]]
+    (line,) = describe(pair_report(SCORES, ["a", "a", "a"])).splitlines()
+    assert "3 pairs, accuracy 0.667, margin 0.333" in line
     lines = describe(pair_report(SCORES, ["a", "b", "b"])).splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["a", "chosen", "rejected", "b", "chosen", "rejected"]
-    assert "1 pairs, accuracy 1.000, margin 1.000" in lines[1] and "2 pairs, accuracy 0.500, margin 0.000" in lines[4]
-
-
-def test_lines_of_steps() -> None:
+    assert "a: 1 pairs, accuracy 1.000, margin 1.000" in lines[1]
+    assert "b: 2 pairs, accuracy 0.500, margin 0.000" in lines[2]
     right, labels = [np.array([0.9, 0.2]), np.array([0.9])], [np.array([1.0, 1.0]), np.array([1.0])]
     first, *more = describe(step_report(right, labels, ["a", "b"])).splitlines()
-    assert "2 answers, 3 steps, accuracy 0.667, first error 0.500" in first and "P(right) from 0.00 to 1.00" in first
-    assert [line.split()[0] for line in more] == ["a", "right", "wrong", "b", "right", "wrong"]
-    assert set(more[2].split("|")[1]) == {" "} != set(more[1].split("|")[1]), "no step is wrong"
+    assert "2 answers, 3 steps, accuracy 0.667, first error 0.500" in first and len(more) == 2

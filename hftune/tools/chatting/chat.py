@@ -18,9 +18,10 @@ from hftune.data.records import to_conversation
 from hftune.data.tool_calls import parse_tools
 from hftune.errors import ArgumentError, DataError, UserError, did_you_mean, raise_together
 from hftune.inference.loading import check_talker, load_talker
+from hftune.inference.questions import rows_of
 from hftune.logging import notice
 from hftune.opening.files import read_bytes
-from hftune.opening.json_file import LIMIT, parse_json, read_json
+from hftune.opening.json_file import LIMIT, read_json
 from hftune.publishing.disk import disk_errors, lexists, write_file
 from hftune.secrets import redacted
 from hftune.template_arguments import FIELD
@@ -238,27 +239,17 @@ def append_record(file: Path, record: dict[str, Any]) -> int:
         DataError: Nothing in the conversation could be trained.
     """
     to_conversation(Row(record, _SAVE, 1))
-    if file.is_symlink() or not file.absolute().parent.is_dir() or (lexists(file) and not file.is_file()):
-        raise ArgumentError(f"{file} is no plain file in a folder", place=_SAVE, fix="name another one")
-    content = read_bytes(file, limit=LIMIT, error=ArgumentError) if lexists(file) else b""
-    count = sum(_is_record(line, f"{file}:{number}") for number, line in enumerate(content.splitlines(), start=1))
+    there = lexists(file)
+    plain = file.suffix == ".jsonl" and not file.is_symlink() and file.absolute().parent.is_dir()
+    if not plain or (there and not file.is_file()):
+        raise ArgumentError(f"{file} is no plain .jsonl file in a folder", place=_SAVE, fix="name another one")
+    content = read_bytes(file, limit=LIMIT, error=ArgumentError) if there else b""
+    try:
+        count = sum(bool(to_conversation(row)) for row, _ in rows_of(str(file), _SAVE)) if content else 0
+    except DataError as error:
+        cause = "this is no JSONL of conversations: nothing was written"
+        raise ArgumentError(cause, place=error.place or str(file), fix="choose another name") from error
     line = (json.dumps(redacted(record), ensure_ascii=False) + "\n").encode("utf-8", "replace")
     with disk_errors(file, _SAVE):
         write_file(file, content + (b"\n" if content and not content.endswith(b"\n") else b"") + line)
     return count + 1
-
-
-def _is_record(line: bytes, place: str) -> bool:
-    """Whether a line is a conversation; False for an empty one.
-
-    Raises:
-        ArgumentError: It is something else.
-    """
-    if not line.strip():
-        return False
-    try:
-        to_conversation(Row(parse_json(line, place, error=DataError), place, 1))
-    except DataError as error:
-        cause = "this is no JSONL of conversations: nothing was written"
-        raise ArgumentError(cause, place=place, fix="choose another name") from error
-    return True

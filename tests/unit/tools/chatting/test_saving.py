@@ -101,14 +101,14 @@ def test_records_are_appended(tmp_path: Path) -> None:
     [b"# notes\n", b"[1, 2]", b'{"a": 1}\n', b"\x00\x01\xff", b'{"prompt": "a", "chosen": "b", "rejected": "c"}\n'],
 )
 def test_somebodys_file_is_left_alone(theirs: bytes, tmp_path: Path) -> None:
-    file = tmp_path / "theirs"
+    file = tmp_path / "theirs.jsonl"
     file.write_bytes(theirs)
     with pytest.raises(ArgumentError, match="no JSONL of conversations"):
         append_record(file, RECORD)
     assert file.read_bytes() == theirs
     link = tmp_path / "link.jsonl"
     link.symlink_to(tmp_path / "elsewhere.jsonl")
-    for name in (link, tmp_path, tmp_path / "no" / "folder.jsonl"):
+    for name in (link, tmp_path, tmp_path / "no" / "folder.jsonl", tmp_path / "notes.txt"):
         with pytest.raises(ArgumentError):
             append_record(name, RECORD)
     assert not (tmp_path / "elsewhere.jsonl").exists()

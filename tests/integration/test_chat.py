@@ -53,6 +53,7 @@ def test_a_conversation_at_a_terminal(models: dict[str, Path], environment: dict
         assert terminal.wait() == 130, "as every tool of hftune's"
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_an_answer(models: dict[str, Path], environment: dict[str, str]) -> None:
     words = [*CHAT, str(models["base"]), "--max_new_tokens", "2000"]
     with AtTerminal(words, ROOT, environment) as terminal:
@@ -66,6 +67,7 @@ def test_ctrl_c_in_an_answer(models: dict[str, Path], environment: dict[str, str
         assert terminal.wait() == 0, "the end of the input is no error"
 
 
+@pytest.mark.slow
 def test_a_pipe(models: dict[str, Path], environment: dict[str, str], tmp_path: Path) -> None:
     """No prompts and no colours, the answers alone on standard output; what cannot be done is exit code 2."""
     tools = tmp_path / "tools.json"

@@ -20,7 +20,7 @@ from hftune.tools.reporting.progress import with_speed
 from hftune.tools.reporting.runs import FINISHED, RUNNING, SILENT, Runs, Watched
 from hftune.tools.reporting.stages import curves_of
 from hftune.tools.reporting.svg import short
-from hftune.tools.words import taken
+from hftune.tools.words import Words, number
 from hftune.visible import clock, say, visible
 
 _LETTERS, _LINES = 600, 6
@@ -92,7 +92,6 @@ hftune watch FOLDER --once             once, for scripts: exit code 2 where ther
 --every SECONDS                        between two looks; left out: 1
 
 Only files are read, so that the run may be on another machine that shares the folder."""
-_FEWEST = 0.1
 
 
 def watch(argv: list[str]) -> None:
@@ -105,10 +104,12 @@ def watch(argv: list[str]) -> None:
     if not argv or {"-h", "--help"} & {*argv}:
         say(HELP)
         return
-    folders, given = taken("hftune watch", argv, switches={"--once"}, values={"--every": "5"})
-    every = _seconds(given.get("--every", "1"))
-    if not folders:
-        raise ArgumentError("`hftune watch` needs a folder", fix="hftune watch outputs/lora")
+    words = Words("hftune watch")
+    words.add_argument("folders", nargs="+")
+    words.add_argument("--once", action="store_true")
+    words.add_argument("--every", type=number(float, 0.1, 1e6), default=1.0)
+    given = words.parse_args(argv)
+    folders = given.folders
     for folder in folders:
         if not os.path.isdir(Path(folder)):
             fix = path_hint(folder, "the output folder of a stage or of a pipeline")
@@ -116,16 +117,10 @@ def watch(argv: list[str]) -> None:
         if not os.access(folder, os.R_OK | os.X_OK):
             fix = "make it readable for you (ls -ld shows whose it is), or name another folder"
             raise ArgumentError(f"{folder} cannot be read", place="hftune watch", fix=fix)
-    if "--once" not in given:
-        follow(folders, every)
+    if not given.once:
+        follow(folders, given.every)
     elif runs := Runs(folders).read():
         say(view(runs))
     else:
         cause = f"no run has begun in {', '.join(folders)}"
         raise ManifestError(cause, place=folders[0], fix="give the output folder of a stage or of a pipeline")
-
-
-def _seconds(text: str) -> float:
-    if not text.replace(".", "", 1).isdecimal() or float(text) < _FEWEST:
-        raise ArgumentError(f"--every takes seconds, not {text!r}", place="--every", fix="--every 5")
-    return float(text)

@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from types import MappingProxyType
+import argparse
+from collections.abc import Callable
+from typing import NoReturn
 
-from hftune.errors import ArgumentError, did_you_mean
+from hftune.errors import ArgumentError
+from hftune.secrets import command_without_secrets
 
-NONE: Mapping[str, str] = MappingProxyType({})
 
-
-def taken(
-    command: str, argv: list[str], switches: Collection[str] = (), values: Mapping[str, str] = NONE
-) -> tuple[list[str], dict[str, str]]:
-    """The words that are no flags, and the flags that were given with their values, switches with "".
+class Words(argparse.ArgumentParser):
+    """argparse that raises what is wrong.
 
     Args:
         command: What the user typed, `hftune watch`.
-        switches: Flags without a value.
-        values: Flags with one, and an example of it.
-
-    Raises:
-        ArgumentError: A flag that the command does not have, or one without its value.
     """
-    words, given, left = [], dict[str, str](), iter(argv)
-    for word in left:
-        name, equals, value = word.partition("=")
-        if name in values:
-            value = value if equals else next(left, "")
-            if not value or value.startswith("--"):
-                raise ArgumentError(f"{name} needs a value", place=command, fix=f"{name} {values[name]}")
-            given[name] = value
-        elif word in switches:
-            given[word] = ""
-        elif word.startswith("-"):
-            near = did_you_mean(name, [*switches, *values])
-            raise ArgumentError(f"`{command}` has no {name}", place=command, fix=f"{near} {command} --help".strip())
-        else:
-            words.append(word)
-    return words, given
+
+    def __init__(self, command: str) -> None:
+        # No abbreviations: `--for` must not force anything to run again.
+        super().__init__(command, add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Overrides `ArgumentParser.error`, which prints and ends the process.
+
+        Raises:
+            ArgumentError: In its place.
+        """
+        # Words that it cannot place are quoted: of a flag that names a secret, its name alone.
+        told = " ".join(command_without_secrets(message.split()))
+        raise ArgumentError(f"`{self.prog}`: {told}", fix=f"{self.prog} --help")
+
+
+def number(kind: type[int] | type[float], low: float, high: float) -> Callable[[str], float]:
+    """The type of a flag that takes a number from `low` to `high`."""
+
+    def read(text: str) -> float:
+        try:
+            if low <= (value := kind(text)) <= high:
+                return value
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"a number from {low} to {high}, not {text[:20]!r}")
+
+    return read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,18 +53,11 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("search", "kept"),
     [
         ("", []),
-        (".", []),
-        ("./", []),
         ("./.", []),
-        (":", []),
         ("::", []),
-        (":/opt/mine", ["/opt/mine"]),
-        ("/opt/mine:", ["/opt/mine"]),
-        ("/opt/mine::/opt/more", ["/opt/mine", "/opt/more"]),
-        ("../hostile", []),
+        ("/opt/mine::/opt/more:", ["/opt/mine", "/opt/more"]),
         ("../hostile/../hostile", []),
         ("here", []),
-        ("src", ["{here}/src"]),
         ("{here}", ["{here}"]),
         ("/opt/mine:.:src:/opt/mine", ["/opt/mine", "{here}/src"]),
     ],
@@ -76,9 +70,7 @@ def test_what_stays_of_pythonpath(hostile: Path, search: str, kept: list[str]) -
     assert found["PYTHONSAFEPATH"] == "1"
 
 
-@pytest.mark.parametrize(
-    "search", ["", ".", ":/usr/bin", "/usr/bin:", "/usr/bin::/bin", "../hostile:/usr/bin", "bin:/bin"]
-)
+@pytest.mark.parametrize("search", ["", ".", "/usr/bin::/bin", "../hostile:/usr/bin", "bin:/bin"])
 def test_programs_are_not_those_of_the_working_folder(hostile: Path, search: str) -> None:
     (hostile / "bin").mkdir()
     entries = child_processes.environment({"PATH": search})["PATH"].split(os.pathsep)
@@ -102,8 +94,6 @@ GRANDCHILD = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *
         [".:", None],
         [
             ["-c", "import json, yaml, difflib, psutil, tqdm"],
-            ["-m", "json.tool", "--help"],
-            ["-c", GRANDCHILD.format(words=["-c", "import json, yaml"])],
             ["-c", GRANDCHILD.format(words=["-u", "-m", "json.tool", "--help"])],
             ["-c", GRANDCHILD.format(words=["-u", "{script}"])],
             ["{script}"],
@@ -267,7 +257,7 @@ def test_hftune_by_its_module(hostile: Path) -> None:
     code = "import sys; from hftune.cli import main; sys.argv = ['hftune', 'lineage']; sys.path.insert(0, ''); "
     code += "[sys.modules.pop(name, None) for name in ('json', 'yaml', 'difflib')]; main()"
     done = child_processes.run(child_processes.python("-c", code), capture_output=True)
-    assert done.returncode == 2 and "needs one folder" in done.stderr
+    assert done.returncode == 2 and "required: folder" in done.stderr
 
 
 # --- a user's own functions ---
@@ -297,6 +287,10 @@ FORBIDDEN = {
 """Modules, and which of their functions start programs; None: all."""
 
 
+MAY_START = re.compile(r"subprocess|\bpty|runpy|asyncio|from os|os\.(?:sys|po|ex|sp|st)|sys\.executable")
+"""What a source that may start something has in it: parsing the others takes a second."""
+
+
 def ways_out(source: str) -> list[str]:
     """Where a source could start a program."""
     found = []
@@ -322,7 +316,7 @@ def ways_out(source: str) -> list[str]:
     ],
 )
 def test_the_search_finds(source: str) -> None:
-    assert ways_out(source)
+    assert MAY_START.search(source) and ways_out(source)
 
 
 def test_everything_is_started_by_the_one_file() -> None:
@@ -332,6 +326,8 @@ def test_everything_is_started_by_the_one_file() -> None:
     for file in files:
         if file != ROOT / "hftune" / "child_processes.py":
             source = file.read_text()
+            if not MAY_START.search(source):
+                continue
             found[str(file)] = ways_out(source) + [
                 f"line {node.lineno}"
                 for node in (ast.walk(ast.parse(source)) if "sys.executable" in source else ())

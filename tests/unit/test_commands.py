@@ -207,7 +207,7 @@ def test_every_command_is_parsed(page: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("hftune export gguf --model_name_or_path A --output_dir B --bits 4", "bits"),
         ("hftune ask --models A --question B", "question"),
         ("hftune doctor --fast", "--fast"),
-        ("hftune lineage A B", "one folder"),
+        ("hftune lineage A B", "unrecognized arguments: B"),
         ("hftune pipeline walk FILE", "walk"),
         ("hftune walk", "no hftune walk"),
         ("hftune launch deepspeed run_sft.py --learning_rat 1", "learning_rat"),

@@ -25,7 +25,7 @@ from hftune.path_hints import path_hint
 from hftune.secrets import redact
 from hftune.tools.board.pages import CSS, Pages
 from hftune.tools.listening import LOCAL, bound
-from hftune.tools.words import taken
+from hftune.tools.words import Words, number
 from hftune.visible import say
 
 _STYLE = base64.b64encode(hashlib.sha256(CSS.encode()).digest()).decode()
@@ -166,23 +166,19 @@ def board(argv: list[str]) -> None:
     if {"-h", "--help"} & {*argv}:
         say(HELP)
         return
-    words, given = taken("hftune board", argv, values={"--port": str(PORT)})
-    port = _port(given.get("--port", str(PORT)))
-    _check_folders(words)
+    words = Words("hftune board")
+    words.add_argument("folders", nargs="*")
+    words.add_argument("--port", type=number(int, 0, 65535), default=PORT)
+    given = words.parse_args(argv)
+    _check_folders(given.folders)
     from hftune.tools.board.app import Board, serve
 
-    folders = [Path(word) for word in words] or [Path("outputs" if Path("outputs").is_dir() else ".")]
+    folders = [Path(word) for word in given.folders] or [Path("outputs" if Path("outputs").is_dir() else ".")]
     token = secrets.token_urlsafe(24)
-    with closing(bound("127.0.0.1", port)) as listening:
+    with closing(bound("127.0.0.1", given.port)) as listening:
         address = f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/"
         said = f"the board is at {address}   Ctrl-C ends it"
         serve(Board(folders, token), listening, lambda: say(said, flush=True))
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise ArgumentError(f"--port takes a number, not {text!r}", place="--port", fix=f"--port {PORT}")
-    return int(text)
 
 
 def _check_folders(words: list[str]) -> None:

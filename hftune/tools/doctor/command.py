@@ -10,7 +10,7 @@ from hftune.constants import USER_ERROR_EXIT_CODE
 from hftune.distributed import launch
 from hftune.tools.doctor import launching, libraries, machine
 from hftune.tools.doctor.findings import WRONG, Finding, render, to_json
-from hftune.tools.words import taken
+from hftune.tools.words import Words
 from hftune.visible import say
 
 HELP = """What this machine has for a run, and what is wrong with it. Nothing is changed, nothing downloaded.
@@ -34,9 +34,13 @@ def main(argv: list[str]) -> None:
     if {"-h", "--help"} & {*argv}:
         say(HELP)
         return
-    folders, given = taken("hftune doctor", argv, switches=("--quick", "--train", "--json"))
-    found = list(examine(folders, quick="--quick" in given, train="--train" in given))
-    say(to_json(found) if "--json" in given else render(found))
+    words = Words("hftune doctor")
+    words.add_argument("folders", nargs="*")
+    for flag in ("--quick", "--train", "--json"):
+        words.add_argument(flag, action="store_true")
+    given = words.parse_args(argv)
+    found = list(examine(given.folders, quick=given.quick, train=given.train))
+    say(to_json(found) if given.json else render(found))
     if any(one.level == WRONG for one in found):
         raise SystemExit(USER_ERROR_EXIT_CODE)
 

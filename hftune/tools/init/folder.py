@@ -12,12 +12,11 @@ from pathlib import Path
 from jinja2 import Template
 
 from hftune.constants import SHIPPED
-from hftune.errors import ArgumentError, did_you_mean, raise_together, shown
+from hftune.errors import ArgumentError, raise_together
 from hftune.publishing.disk import disk_errors, lexists, write_file, writing_problem
-from hftune.secrets import redact
 from hftune.tools.init.base_model import HUB_NAME, prepare_base
 from hftune.tools.schema.entry import schema_text
-from hftune.tools.words import taken
+from hftune.tools.words import Words
 from hftune.visible import say
 
 HELP = """Writes a folder to start from: data, a YAML file to edit, and a README that says what to do. Replaces nothing.
@@ -82,14 +81,12 @@ def init(argv: list[str]) -> None:
     if not argv or {"-h", "--help"} & {*argv}:
         say(HELP)
         return
-    words, given = taken("hftune init", argv, values={"--model": "MODEL"})
-    kind, *folders = words or [""]
-    if kind not in KINDS:
-        fix = f"{did_you_mean(kind, KINDS)} one of: {', '.join(KINDS)}".strip()
-        raise ArgumentError(f"`hftune init` has no {kind or 'kind'}", fix=fix)
-    if len(folders) > 1:
-        raise ArgumentError("`hftune init` writes one folder", fix=f"hftune init {kind} {folders[0]}")
-    write_folder(kind, Path(folders[0] if folders else "."), given.get("--model"))
+    words = Words("hftune init")
+    words.add_argument("kind", choices=KINDS)
+    words.add_argument("folder", nargs="?", type=Path, default=".")
+    words.add_argument("--model")
+    given = words.parse_args(argv)
+    write_folder(given.kind, given.folder, given.model)
 
 
 def write_folder(name: str, folder: Path, model: str | None = None) -> None:
@@ -105,7 +102,6 @@ def write_folder(name: str, folder: Path, model: str | None = None) -> None:
         DataError: The demo's model cannot be had.
     """
     kind = KINDS[name]
-    _check_model(model or "")
     base = Path("base") / HUB_NAME.partition("/")[2]
     brought = model is None and name == "demo"
     if model is not None and Path(model).is_dir():
@@ -113,8 +109,8 @@ def write_folder(name: str, folder: Path, model: str | None = None) -> None:
         model = str(Path(model).resolve())
     contents = files_of(name, str(base) if brought else model or HUB_NAME)
     # Before the model is fetched; what is there is told as one.
-    _refuse_existing(folder, contents)
     raise_together(filter(None, [writing_problem(folder, "FOLDER")]))
+    _refuse_existing(folder, contents)
     if brought:
         say(f"model: {prepare_base(folder / base)}\n  in {folder / base}", flush=True)
     for path, text in contents.items():
@@ -167,19 +163,11 @@ def _processes() -> int:
     return torch.cuda.device_count() or min(2, os.cpu_count() or 1)
 
 
-def _check_model(model: str) -> None:
-    if redact(model) != model:
-        raise ArgumentError("this is a secret, which would stand in a file", place="--model", fix="name a model")
-    if not model.isprintable():
-        cause = f"{shown(ascii(model))} has characters that no name of a model has"
-        raise ArgumentError(cause, place="--model", fix="a folder, or a name of the Hub")
-
-
 def _refuse_existing(folder: Path, contents: dict[str, str]) -> None:
-    for place in (folder, *folder.parents):
-        if lexists(place) and not place.is_dir():
-            raise ArgumentError(f"{place} is no folder", place="FOLDER", fix="choose another name")
-    there = [path for path in contents if lexists(folder / path) or any(map(_is_no_folder, _above(folder, path)))]
+    there = [path for path in contents if lexists(folder / path)]
+    # Nothing is written through a link either: what it leads to is somebody's.
+    above = sorted({folder / up for path in contents for up in Path(path).parents if up.name})
+    there += [place.name for place in above if place.is_symlink() or (lexists(place) and not place.is_dir())]
     if there:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
         raise ArgumentError(
@@ -187,13 +175,3 @@ def _refuse_existing(folder: Path, contents: dict[str, str]) -> None:
             place="FOLDER",
             fix="name a new folder: hftune init KIND FOLDER",
         )
-
-
-def _above(folder: Path, path: str) -> list[Path]:
-    """The folders between a new folder and one of its files."""
-    return [folder / above for above in Path(path).parents if above.name]
-
-
-def _is_no_folder(place: Path) -> bool:
-    """Whether something else is there, or a link, through which nothing is written."""
-    return os.path.islink(place) or (lexists(place) and not os.path.isdir(place))

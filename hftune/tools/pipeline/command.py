@@ -14,17 +14,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 from hftune.arguments.raw_arguments import refuse_one_dash
 from hftune.errors import ArgumentError, raise_together
 from hftune.publishing.folder import clear_work, make_work, work_folder_locked
-from hftune.secrets import command_without_secrets
 from hftune.tools.pipeline.checking import check_apart, check_steps, exposures
 from hftune.tools.pipeline.runner import Choice, Runner, Screen, shown
-from hftune.tools.pipeline.spec import EVALUATE, SAMPLE, read_spec
+from hftune.tools.pipeline.spec import EVALUATE, SAMPLE, Positioned, Spec, read_spec
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, state_of
 from hftune.tools.pipeline.steps import COMMANDS, Step, output_folder, steps_of
+from hftune.tools.words import Words
 from hftune.visible import say
 
 RECORDS, STEPS = 8, 2
@@ -46,14 +45,9 @@ _OTHER_NAMES = ("global_batch_size", "train_iters", "num_steps", "save_steps", "
 _FEWER = {EVALUATE: ("max_eval_samples",), SAMPLE: ("max_train_samples",)}
 
 
-def in_small(steps: list[Step], folder: Path, scratch: Path) -> list[Step]:
-    """The same steps on few records, with results below `scratch` instead of `folder`."""
-    made = {str(step.folder): str(scratch / step.folder.relative_to(folder)) for step in steps}
-    return [_small(step, made) for step in steps]
-
-
-def _small(step: Step, made: dict[str, str]) -> Step:
-    arguments = {name: [_moved(value, made) for value in values] for name, values in step.arguments.items()}
+def in_small(step: Step) -> Step:
+    """The same step on few records."""
+    arguments = dict(step.arguments)
     if step.script in COMMANDS:
         arguments |= {"max_new_tokens": ["2"]}
         arguments |= {name: [str(RECORDS)] for name in _FEWER.get(step.script, ())}
@@ -73,17 +67,7 @@ def _small(step: Step, made: dict[str, str]) -> Step:
         if "streaming" in arguments or "tokenized_dir" in arguments or not held_out:
             arguments.pop("max_eval_samples")  # refused where no records are held out
     # What two steps have made of a model would open no gate.
-    return replace(step, arguments=arguments, folder=Path(made[str(step.folder)]), gates=())
-
-
-def _moved(value: str, made: dict[str, str]) -> str:
-    """An argument's value with folders of earlier steps, and what lies in them, below the scratch folder."""
-    # Arguments that take several folders have them in one text.
-    parts = value.split(",")
-    for number, part in enumerate(parts):
-        folder = next((name for name in made if part == name or part.startswith(f"{name}/")), None)
-        parts[number] = part if folder is None else made[folder] + part.removeprefix(folder)
-    return ",".join(parts)
+    return replace(step, arguments=arguments, gates=())
 
 
 @contextmanager
@@ -129,20 +113,12 @@ def _verdict(step: Step, again: set[str]) -> str:
 _REMOVED = ("--gpus", "--no_estimate")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        # Words that it cannot place are quoted: of a flag that names a secret, its name alone.
-        told = " ".join(command_without_secrets(message.split()))
-        raise ArgumentError(told, fix="hftune pipeline --help")
-
-
 def main(argv: list[str]) -> None:
     """Run the subcommand that the first word names."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         say(__doc__)
         return
-    # No abbreviations: `--for` must not force anything to run again.
-    parser = _Parser(prog="hftune pipeline", allow_abbrev=False)
+    parser = Words("hftune pipeline")
     parser.add_argument("action", choices=["run", "plan", "check"])
     parser.add_argument("file", type=Path)
     parser.add_argument("--from", dest="first", metavar="STAGE")
@@ -162,7 +138,7 @@ def main(argv: list[str]) -> None:
     # Before anything starts, be it only the parsers, whose messages quote what was typed.
     raise_together({problem.render(): problem for step in steps for problem in exposures(step)}.values())
     if options.action == "run":
-        run(steps, output_folder(spec), options)
+        run(spec, steps, options)
         return
     check_steps(steps)
     screen = Screen()
@@ -172,10 +148,10 @@ def main(argv: list[str]) -> None:
         show_plan(steps, screen)
 
 
-def run(steps: list[Step], folder: Path, options: argparse.Namespace) -> None:
+def run(spec: Spec, steps: list[Step], options: argparse.Namespace) -> None:
     """Run the stages, or try them on few records (`--dry_run`)."""
     force = () if options.force is None else tuple(options.force) or ("*",)
-    choice = Choice(options.first, options.last, options.only, force)
+    choice, folder = Choice(options.first, options.last, options.only, force), output_folder(spec)
 
     def runner(folder: Path) -> Runner:
         return Runner(folder, check=lambda: check_apart(options.file), ignore_gates=options.ignore_gates)
@@ -184,5 +160,6 @@ def run(steps: list[Step], folder: Path, options: argparse.Namespace) -> None:
         runner(folder).run(steps, choice)
         return
     with scratch_folder(folder) as scratch:
-        runner(scratch).run(in_small(steps, folder, scratch), choice)
+        elsewhere = replace(spec, output_dir=Positioned(str(scratch), spec.output_dir.place))
+        runner(scratch).run([*map(in_small, steps_of(elsewhere))], choice)
     say("the dry run found nothing wrong; its results are removed")

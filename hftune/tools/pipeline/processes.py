@@ -67,19 +67,19 @@ def explain(log: Path, code: int, start: int = 0) -> list[str]:
     text = _end_of(log, start)
     # In the order of what can be trusted: the stage's own message, the disk, known causes, what other ranks say, and
     # last words.
-    own = _message(text)
+    said = list(_messages(text))
+    own = [message for message in said if not _OF_ANOTHER.match(message[0])]
     if own:
-        return own
+        return own[0]
     # The log may lie on the same disk, and lack the very line that says so.
     full = log.is_file() and shutil.disk_usage(log.parent).free < _FULL_BYTES
-    said = f"{text}\nkilled by signal {-code}"
-    causes = [cause for pattern, cause in _CAUSES if re.search(pattern, said, re.MULTILINE)]
+    ended = f"{text}\nkilled by signal {-code}"
+    causes = [cause for pattern, cause in _CAUSES if re.search(pattern, ended, re.MULTILINE)]
     if full or causes:
         return [_FULL if full else causes[0], *last_words(text, 3)]
     # That another rank has stopped is a consequence; a traceback of this log would be the cause.
-    told = _message(text, of_another=True)
-    if told and "Traceback (most recent call last):\n  File" not in text:
-        return told
+    if said and "Traceback (most recent call last):\n  File" not in text:
+        return said[0]
     return last_words(text, _LINES) or ["it said nothing"]
 
 
@@ -93,19 +93,11 @@ def _end_of(log: Path, start: int) -> str:
         return stream.read().decode(errors="replace").replace("\r", "\n")
 
 
-def _message(text: str, *, of_another: bool = False) -> list[str] | None:
-    """The message that `run_script` printed, from `error:` to the next empty line; None without one.
-
-    Args:
-        of_another: Look for what a rank says of another one instead.
-    """
-    lines = text.splitlines()
-    for number, line in enumerate(lines):
-        match = re.match(r"(\[rank \d+\] )?error: (.*)", line)
-        if match and bool(_OF_ANOTHER.match(match[2])) == of_another:
-            end = next((place for place in range(number + 1, len(lines)) if not lines[place].strip()), len(lines))
-            return [match[2], *lines[number + 1 : end]]
-    return None
+def _messages(text: str) -> Iterator[list[str]]:
+    """The messages that `run_script` printed, each from `error:` to the next empty line."""
+    begins = r"(?:\[rank \d+\] )?error: "
+    for found in re.finditer(rf"^{begins}(.*(?:\n(?!\s*$|{begins}).*)*)", text, re.MULTILINE):
+        yield found[1].splitlines()
 
 
 def last_words(text: str, count: int) -> list[str]:
@@ -269,18 +261,12 @@ def _kill_below() -> None:
 
 def descendants(pid: int) -> list[psutil.Process]:
     """The processes below `pid` that still run, each before those that it has started."""
-    try:
-        below = psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-    return [process for process in below if _alive(process)]
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    found = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [process] if process.status() != psutil.STATUS_ZOMBIE else []
+    return found
 
 
 def _is_rank(process: psutil.Process) -> bool:

@@ -206,8 +206,8 @@ def read_spec(file: str | Path) -> Spec:
     for name, item in groups.pop("stages", {}).items():
         with noted(problems):
             stages.append(_stage(name, item))
-    for name, reasons in (("shared", FOLDERS), (ANSWERS, OF_ANSWERS), (EVALUATE, OF_EVALUATION)):
-        problems += _not_to_be_given(groups.get(name, {}), name, reasons)
+    for name, given in (("shared", FOLDERS), (ANSWERS, OF_ANSWERS), (EVALUATE, OF_EVALUATION)):
+        problems += _not_to_be_given(groups.get(name, {}), name, given)
     problems += [
         ArgumentError(f"{name} cannot be the name of a value", place=child.place, fix="choose another")
         for name, child in groups.get("values", {}).items()
@@ -257,24 +257,16 @@ def _stage(name: str, item: Positioned) -> StageSpec:
     return StageSpec(name, text, item.place, settings, arguments)
 
 
-FOLDERS = {
-    "output_dir": "each stage trains into output_dir/STAGE of the pipeline",
-    "resume_from_checkpoint": "an interrupted stage resumes from its newest whole checkpoint",
-    "overwrite_output_dir": "a former result is moved aside when its stage runs again",
-}
-OF_ANSWERS = dict.fromkeys(
-    ("models", "output_dir", "reward_model_path"),
-    "all language models and the latest reward model of the pipeline take part",
-)
-OF_EVALUATION = dict.fromkeys(
-    ("models", "against", "output_dir", "overwrite_output_dir"),
-    "each stage's model is compared with what the stage started from",
-)
+FOLDERS = ("output_dir", "resume_from_checkpoint", "overwrite_output_dir")
+OF_ANSWERS = ("models", "output_dir", "reward_model_path")
+OF_EVALUATION = ("models", "against", "output_dir", "overwrite_output_dir")
+"""Arguments that the pipeline gives itself: to stages, to what asks all models, and to evaluations."""
 
 
-def _not_to_be_given(arguments: dict[str, Positioned], what: str, reasons: dict[str, str]) -> Iterator[UserError]:
+def _not_to_be_given(arguments: dict[str, Positioned], what: str, given: tuple[str, ...]) -> Iterator[UserError]:
     """Problems: arguments that the pipeline gives itself, and names with a value in them, as `{hub_token:X}` makes."""
     for name, child in arguments.items():
         yield from bad_name(name, child.place)
-        if name in reasons:
-            yield ArgumentError(f"{what} cannot set {name}", place=child.place, fix=f"leave it out: {reasons[name]}")
+        if name in given:
+            fix = "leave it out: the pipeline gives it itself"
+            yield ArgumentError(f"{what} cannot set {name}", place=child.place, fix=fix)

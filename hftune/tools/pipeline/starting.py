@@ -7,7 +7,6 @@ stop, and waits; what the launcher itself says is kept, and shown where no rank 
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import tempfile
@@ -23,6 +22,7 @@ from hftune.errors import ArgumentError
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline.launcher import Launcher, refuse_too_many
 from hftune.tools.pipeline.runner import shown
+from hftune.tools.words import Words, number
 from hftune.visible import say
 
 _LAUNCHED = ("deepspeed", "torchrun", "python")
@@ -125,7 +125,6 @@ HELP = """hftune {stage} runs run_{stage}.py, with its arguments and these:
                     CUDA_VISIBLE_DEVICES which GPUs to use, else deepspeed
   --hostfile FILE   the machines, for deepspeed
 """
-_DIGITS = 9  # Python reads no number of thousands
 OWN = ("nproc", "nodes", "launcher", "hostfile")
 _HELP = {"-h", "--help"}
 _CPU = {"use_cpu", "no_cuda"}
@@ -170,11 +169,6 @@ def _run(launcher: Launcher, script: str, argv: list[str]) -> None:
     run_quietly(command)
 
 
-class _Own(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ArgumentError(message, fix="--nproc 8 --nodes 2 --launcher torchrun --hostfile FILE")
-
-
 def take_own(argv: list[str]) -> tuple[Start, list[str]]:
     """Split a command line into how the stage is started and the script's arguments.
 
@@ -182,18 +176,13 @@ def take_own(argv: list[str]) -> tuple[Start, list[str]]:
         ArgumentError: A flag without a value, a number that is none, or a launcher that is not known.
     """
     # Taken out before the script's parser sees the line: it would refuse names that it does not have.
-    own = _Own(add_help=False, allow_abbrev=False)
-    for name in OWN:
-        number = _at_least_one if name in ("nproc", "nodes") else str
-        own.add_argument(f"--{name}", type=number, choices=LAUNCHERS if name == "launcher" else None)
+    own = Words("hftune STAGE")
+    for name in ("nproc", "nodes"):
+        own.add_argument(f"--{name}", type=number(int, 1, 999_999_999))
+    own.add_argument("--launcher", choices=LAUNCHERS)
+    own.add_argument("--hostfile")
     given, rest = own.parse_known_args(argv)
     return Start(**vars(given)), rest
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or len(text) > _DIGITS or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number from 1 on, not {text[:20]!r}")
-    return int(text)
 
 
 def choose(given: Start, variables: Mapping[str, str], *, on_cpu: bool = False) -> Launcher:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.stage_table import RunArguments
@@ -24,6 +23,7 @@ from hftune.preflight.rules.without_effect import check_without_effect
 from hftune.preflight.run_memory import choose_recomputed_share, least_change
 from hftune.tools.planning.cluster import cluster_here, cluster_of, steps_of
 from hftune.tools.planning.report import Row, as_json, table, words
+from hftune.tools.words import Words, number
 from hftune.visible import say
 
 
@@ -101,19 +101,12 @@ def take_own(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         ArgumentError: One without a value, or whose value is not a number.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--gpus")
-    parser.add_argument("--nodes", default="1")
-    parser.add_argument("--json", action="store_true")
-    try:
-        # Taken out before the script's parser sees the line: it would refuse names that it does not have.
-        question, rest = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise ArgumentError(f"{error.argument_name} needs a value", fix="--gpus 8xH200 --nodes 2") from error
-    if not re.fullmatch("[1-9][0-9]{0,5}", question.nodes):
-        raise ArgumentError(f"{question.nodes!r} is not a number of machines", place="--nodes", fix="give 1 or more")
-    question.nodes = int(question.nodes)
-    return question, rest
+    own = Words("hftune plan")
+    own.add_argument("--gpus")
+    own.add_argument("--nodes", type=number(int, 1, 999_999), default=1)
+    own.add_argument("--json", action="store_true")
+    # Taken out before the script's parser sees the line: it would refuse names that it does not have.
+    return own.parse_known_args(argv)
 
 
 def row_of(planner: Planner, choice: Choice, free: Free) -> Row:

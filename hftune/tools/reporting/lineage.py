@@ -18,9 +18,9 @@ from hftune.checkpoints.manifest import (
     settings,
 )
 from hftune.digests import changed_files
-from hftune.errors import ArgumentError, ManifestError
+from hftune.errors import ManifestError
 from hftune.tools.reporting.stages import ASKED, EVALUATED, written_by_hftune
-from hftune.tools.words import taken
+from hftune.tools.words import Words
 from hftune.visible import as_json, say
 from hftune.weight_files import fingerprint
 
@@ -237,10 +237,11 @@ def main(argv: list[str]) -> None:
     Raises:
         SystemExit: With 1 where something no longer holds.
     """
-    folders, given = taken("hftune lineage", argv, switches={"--json"})
-    if len(folders) != 1:
-        raise ArgumentError("`hftune lineage` needs one folder", fix="hftune lineage outputs/sft-merged [--json]")
-    origin = trace(folders[0])
-    say(as_json(origin, indent=2) if "--json" in given else draw(origin))
+    words = Words("hftune lineage")
+    words.add_argument("folder")
+    words.add_argument("--json", action="store_true")
+    given = words.parse_args(argv)
+    origin = trace(given.folder)
+    say(as_json(origin, indent=2) if given.json else draw(origin))
     if all_faults(origin):
         raise SystemExit(1)

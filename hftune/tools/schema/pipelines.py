@@ -117,13 +117,13 @@ def _arguments(schemas: list[Schema], without: Iterable[str], more: Mapping[str,
 
 def _or_reference(forms: list[Schema]) -> Schema:
     # Editors show the words of a property, and not those of its forms.
-    said = {key: forms[0][key] for key in ("description", "deprecated", "default") if key in forms[0]}
+    said: Schema = {key: forms[0][key] for key in ("description", "deprecated", "default") if key in forms[0]}
     values = [{key: value for key, value in form.items() if key not in said} for form in forms]
     return {**said, **any_of([*values, REFERENCE, NULL])}
 
 
 def _shared(schemas: list[Schema]) -> Schema:
     """The arguments that stages share, by name: which stages there are is up to the file."""
-    names = {name: {} for schema in schemas for name in schema["properties"] if name not in FOLDERS}
-    patterns = {pattern: {} for schema in schemas for pattern in schema["patternProperties"]}
+    names: Schema = {name: {} for schema in schemas for name in schema["properties"] if name not in FOLDERS}
+    patterns: Schema = {pattern: {} for schema in schemas for pattern in schema["patternProperties"]}
     return {**_NAMES, "properties": names, "patternProperties": patterns, "additionalProperties": False}

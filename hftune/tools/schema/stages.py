@@ -127,7 +127,7 @@ def _one(action: argparse.Action, limits: Range | None) -> list[Schema]:
     kind = getattr(action.type, "__name__", "")
     if action.choices is not None:
         # A merge takes its choices in any case, and has words for true and false among them.
-        words = [{"type": "boolean"}, {"enum": ["True", "False"]}] if "true" in action.choices else []
+        words: list[Schema] = [{"type": "boolean"}, {"enum": ["True", "False"]}] if "true" in action.choices else []
         return [{"enum": [*_choices(action.choices)]}, *words]
     if kind == "string_to_bool":
         return [{"type": "boolean"}, {"enum": [0, 1, *_WORDS, *map(str.capitalize, _WORDS)]}]

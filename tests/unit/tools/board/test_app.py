@@ -337,9 +337,9 @@ def test_its_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for argv, match in (
         ([str(tmp_path / "none")], "there is no"),
         (["run.yaml"], "starts no pipelines"),
-        (["--port", "x"], "takes a number"),
-        (["--port=99999"], "takes a number"),
-        (["--host", "0.0.0.0"], "has no --host"),
+        (["--port", "x"], "a number from 0 to 65535, not"),
+        (["--port=99999"], "a number from 0 to 65535, not"),
+        (["--host", "0.0.0.0"], "unrecognized arguments: --host"),
     ):
         with pytest.raises(ArgumentError, match=match):
             dispatch(["board", *argv])

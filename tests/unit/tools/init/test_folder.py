@@ -16,6 +16,7 @@ from hftune.tools.init import folder as writing
 from hftune.tools.init.folder import KINDS, files_of, write_folder
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import steps_of
+from tests.spokes import spokes
 
 
 @pytest.fixture
@@ -97,8 +98,9 @@ def test_a_model_of_ones_own(base: list[Path], tmp_path: Path, monkeypatch: pyte
     assert yaml.safe_load(Path("c/pipeline.yaml").read_text())["model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
-@pytest.mark.parametrize("there", ["README.md", "sft.yaml", "data/sft/chat.jsonl", "data", "data/sft"])
-@pytest.mark.parametrize("as_link", [False, True])
+@pytest.mark.parametrize(
+    ("there", "as_link"), spokes(["README.md", "data/sft/chat.jsonl", "data", "data/sft"], [False, True])
+)
 def test_nothing_is_replaced(there: str, as_link: bool, base: list[Path], tmp_path: Path) -> None:
     mine = tmp_path / "new" / there
     mine.parent.mkdir(parents=True)
@@ -116,30 +118,13 @@ def test_other_files_stay(base: list[Path], tmp_path: Path) -> None:
     assert (tmp_path / "data" / "mine.jsonl").read_text() == "mine" and (tmp_path / "data" / "sft").is_dir()
 
 
-def test_a_file_is_no_folder(base: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ArgumentError, match="is no folder"):
-        write_folder("demo", tmp_path / "file")
-    assert base == []
-    (tmp_path / "loop").symlink_to("loop")
-    for name in ("file", "loop"):
-        with pytest.raises(ArgumentError, match=f"{tmp_path / name} is no folder"):
-            write_folder("sft", tmp_path / name / "below" / "it")
-
-
-@pytest.mark.parametrize("model", ["https://me:hunter2-of-mine@host/m", "a\nb", "\x1b]0;x", "\udcff"])
-def test_what_is_no_model_is_written_nowhere(model: str, base: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="--model"):
-        write_folder("sft", tmp_path / "new", model)
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize("place", ["x" * 300, "/dev/null/a", "/proc/1/x", "link", "link/a"])
+@pytest.mark.parametrize("place", ["x" * 300, "/dev/null/a", "/proc/1/x", "link", "link/a/b", "file"])
 def test_a_place_where_nothing_can_be_written(
     place: str, base: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("link").symlink_to("link")
+    Path("file").write_text("mine")
     with pytest.raises(ArgumentError, match="FOLDER"):
         write_folder("demo", Path(place))
     assert base == [], "nothing is fetched"

@@ -117,7 +117,10 @@ def test_what_shows_nothing_is_taken(text: str, tmp_path: Path) -> None:
     assert [problem for step in steps(tmp_path, TOP + text) for problem in exposures(step)] == []
 
 
-def test_options_of_a_launcher(tmp_path: Path) -> None:
+def test_options_of_a_launcher_and_names_of_folders(tmp_path: Path) -> None:
     (step,) = steps(tmp_path, TOP + EVERYWHERE["a launcher"])
     (problem,) = exposures(step)
     assert "launcher holds a secret" in problem.cause and str(problem.place).endswith(":5")
+    swept = "matrix: {t: [hf_abcdefgh12345, b]}\nstages:\n  sft: {hub_token: '${t}'}\n"
+    (problem,) = exposures(steps(tmp_path, TOP + swept)[0])
+    assert "output_dir holds a secret" in problem.cause

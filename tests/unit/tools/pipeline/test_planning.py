@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from hftune.errors import ArgumentError
+from hftune.tools.pipeline import command
 from hftune.tools.pipeline import runner as progress
-from hftune.tools.pipeline.command import in_small, main, scratch_folder, show_plan
-from hftune.tools.pipeline.runner import Screen, clock
+from hftune.tools.pipeline.command import main, scratch_folder, show_plan
+from hftune.tools.pipeline.runner import Choice, Runner, Screen, clock
 from hftune.tools.pipeline.steps import Step
 from hftune.tools.reporting.progress import Log, Moment
 from tests.unit.tools.pipeline.files import by_name, finish, model, steps
@@ -52,20 +53,22 @@ def test_estimates_are_refused_by_name(word: str) -> None:
         main(["plan", "p.yaml", word])
 
 
-def test_in_small(made: list[Step], tmp_path: Path) -> None:
-    small = by_name(in_small(made, tmp_path / "out", tmp_path / "scratch"))
+def test_a_dry_run_is_small_and_elsewhere(made: list[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[Path, dict[str, Step]]] = []
+
+    class Recorded(Runner):
+        def run(self, steps: list[Step], choice: Choice) -> None:  # type: ignore[override]
+            ran.append((self.folder, by_name(steps)))
+
+    monkeypatch.setattr(command, "Runner", Recorded)
+    main(["run", f"{tmp_path}/pipeline.yaml", "--dry_run"])
+    ((folder, small),) = ran
     sft, rl = small["sft"].arguments, small["rl"].arguments
+    assert folder == tmp_path / "out.dry_run" and small["sft"].folder == folder / "sft"
     assert sft["max_steps"] == ["2"] and sft["max_train_samples"] == ["8"] and "save_steps" not in sft
-    assert sft["output_dir"] == [f"{tmp_path}/scratch/sft"] and small["sft"].folder == tmp_path / "scratch" / "sft"
-    assert rl["per_device_train_batch_size"] == ["4"] and rl["peft_path"] == [f"{tmp_path}/scratch/sft"]
-    assert rl["reward_model_path"] == [f"{tmp_path}/scratch/rm-merged"]
-    assert small["merge rm"].argv == [
-        *("--peft_model_path", f"{tmp_path}/scratch/rm", "--output_dir", f"{tmp_path}/scratch/rm-merged")
-    ]
-    assert rl["model_name_or_path"] == [f"{tmp_path}/base"]
-    asked = small["answers"].arguments
-    assert asked["models"] == [f"{tmp_path}/base", f"{tmp_path}/scratch/sft", f"{tmp_path}/scratch/rl-merged"]
-    assert asked["questions"] == ["Who?", "Well, why?"] and asked["max_new_tokens"] == ["2"]
+    assert rl["per_device_train_batch_size"] == ["4"] and rl["peft_path"] == sft["output_dir"] == [f"{folder}/sft"]
+    assert rl["reward_model_path"] == [f"{folder}/rm-merged"] and rl["model_name_or_path"] == [f"{tmp_path}/base"]
+    assert small["answers"].arguments["max_new_tokens"] == ["2"]
 
 
 def test_the_scratch_folder_goes_if_all_went_well(tmp_path: Path) -> None:

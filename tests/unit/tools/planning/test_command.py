@@ -161,10 +161,10 @@ def test_devices() -> None:
     assert cluster_of("4x24GiB").device.memory == 24 * GIB
     assert cluster_of("A100").device.name == "A100-80" and not cluster_of("T4").device.bf16
     assert take_own(["--gpus=H100", "--x", "1", "--nodes", "3", "--json"])[1] == ["--x", "1"]
-    with pytest.raises(ArgumentError, match="needs a value"):
+    with pytest.raises(ArgumentError, match="--gpus: expected one argument"):
         take_own(["--gpus", "--json"])
-    for nodes in ("many", "0", "00", "-1", "\N{SUPERSCRIPT TWO}", "9" * 5000):
-        with pytest.raises(ArgumentError, match="not a number of machines"):
+    for nodes in ("many", "0", "-1", "\N{SUPERSCRIPT TWO}", "9" * 5000):
+        with pytest.raises(ArgumentError, match="--nodes: a number from 1 to 999999, not"):
             take_own(["--nodes", nodes])
 
 

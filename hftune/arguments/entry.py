@@ -11,7 +11,7 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from hftune.user_cache import read_sealed, write_sealed
 from hftune.visible import as_typed, say
 
 HELP = {"-h", "--help"}
-SHAPED_BY = ("hftune", "accelerate", "deepspeed", "peft", "torch", "transformers", "trl")
+SHAPED_BY = ("accelerate", "deepspeed", "peft", "torch", "transformers", "trl")
 
 
 def parse_arguments(stage: str, argv: list[str] | None = None) -> RunArguments[Any]:
@@ -86,14 +86,7 @@ def _key(parts: Iterable[str]) -> str:
     whole = [
         *parts,
         sys.version,
-        *(f"{package} {_version(package)}" for package in SHAPED_BY),
+        *(f"{package} {version(package)}" for package in SHAPED_BY),
         *(f"{file.st_size} {file.st_mtime_ns}" for file in own),
     ]
     return hashlib.sha256("\n".join(whole).encode()).hexdigest()[:32]
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

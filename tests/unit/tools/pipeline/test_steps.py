@@ -137,41 +137,32 @@ stages:
     assert found["sft"].arguments["tokenizer_name_or_path"] == ["out/pt"] and found["sft"].needs == ("pt",)
 
 
+TOP = "model: m\noutput_dir: o\n"
+
+
 @pytest.mark.parametrize(
-    "text, line, words",
+    ("text", "line", "words"),
     [
-        ("model: m\noutput_dir: o\nstages:\n  sft: {seed: '${sed}'}\n", 4, "there is no ${sed}"),
-        (
-            "model: m\noutput_dir: o\nvalues: {a: '${b}', b: '${a}'}\nstages:\n  sft: {seed: '${a}'}\n",
-            3,
-            "made from itself",
-        ),
-        ("model: m\noutput_dir: o\nstages:\n  sft: {}\n  sft: {}\n", 5, "twice, first in line 4"),
-        ("model: m\noutput_dir: o\nstages:\n  sfft: {}\n", 4, "did you mean sft?"),
-        ("model: m\noutput_dir: o\nstage:\n  sft: {}\n", 3, "did you mean stages?"),
-        (
-            "model: m\noutput_dir: o\nlauncher: {deepspeed: {num_gpu: 2}}\nstages:\n  sft: {}\n",
-            3,
-            "did you mean num_gpus?",
-        ),
-        ("model: m\noutput_dir: o\nstages:\n  sft:\n    launcher: mpi\n", 5, "there is no launcher mpi"),
-        ("model: m\noutput_dir: o\nstages:\n  sft: {}\n  dpo:\n    from: rm\n", 6, "cannot build on rm"),
-        ("model: m\noutput_dir: o\nstages:\n  sft:\n    output_dir: x\n", 5, "cannot set output_dir"),
+        (TOP + "stages:\n  sft: {seed: '${sed}'}\n", 4, "there is no ${sed}"),
+        (TOP + "values: {a: '${b}', b: '${a}'}\nstages: {sft: {seed: '${a}'}}\n", 3, "made from itself"),
+        (TOP + "stages:\n  sft: {}\n  sft: {}\n", 5, "twice, first in line 4"),
+        (TOP + "stages:\n  sfft: {}\n", 4, "did you mean sft?"),
+        (TOP + "stage:\n  sft: {}\n", 3, "did you mean stages?"),
+        (TOP + "launcher: {deepspeed: {num_gpu: 2}}\nstages: {sft: {}}\n", 3, "did you mean num_gpus?"),
+        (TOP + "stages:\n  sft:\n    launcher: mpi\n", 5, "there is no launcher mpi"),
+        (TOP + "stages:\n  sft: {}\n  dpo:\n    from: rm\n", 6, "cannot build on rm"),
+        (TOP + "stages:\n  sft:\n    output_dir: x\n", 5, "cannot set output_dir"),
         ("output_dir: o\nstages:\n  sft: {}\n", 3, "no model to begin with"),
         ("model: ~\noutput_dir: o\nstages:\n  sft: {}\n", 4, "no model to begin with"),
-        ("model: m\noutput_dir: o\nmatrix: {lr: 1}\nstages:\n  sft: {}\n", 3, "lr of matrix is no list"),
-        ("model: m\noutput_dir: o\nmatrix: {lr: []}\nstages:\n  sft: {}\n", 3, "lr of matrix is no list"),
-        ("model: m\noutput_dir: o\nmatrix: {a: {x: 1}}\nstages:\n  sft: {}\n", 3, "a of matrix is no list"),
         ("model: []\noutput_dir: o\nstages:\n  sft: {}\n", 4, "no model to begin with"),
-        ("model: m\noutput_dir: o\nstages:\n  sft: {}\n  dpo: {seed: '${stages.rl.model}'}\n", 5, "no stage before"),
+        (TOP + "matrix: {lr: 1}\nstages: {sft: {}}\n", 3, "lr of matrix is no list"),
+        (TOP + "matrix: {lr: []}\nstages: {sft: {}}\n", 3, "lr of matrix is no list"),
+        (TOP + "matrix: {a: {x: 1}}\nstages: {sft: {}}\n", 3, "a of matrix is no list"),
+        (TOP + "stages:\n  sft: {}\n  dpo: {seed: '${stages.rl.model}'}\n", 5, "no stage before"),
         ("model: m\n  output_dir: o\n", 2, "not valid YAML"),
-        ("model: m\noutput_dir: o\nstages:\n  sft: {}\nanswers:\n  models: [a]\n", 6, "answers cannot set models"),
-        (
-            "model: m\noutput_dir: o\nstages:\n  answers: {script: sft}\nanswers: {questions: [a]}\n",
-            4,
-            "cannot be called",
-        ),
-        ("model: m\noutput_dir: o\nstages:\n  sft: {}\nanswers: [a]\n", 5, "must hold names and values"),
+        (TOP + "stages:\n  sft: {}\nanswers:\n  models: [a]\n", 6, "answers cannot set models"),
+        (TOP + "stages:\n  answers: {script: sft}\nanswers: {questions: [a]}\n", 4, "cannot be called"),
+        (TOP + "stages:\n  sft: {}\nanswers: [a]\n", 5, "must hold names and values"),
     ],
 )
 def test_what_is_wrong_has_a_line(tmp_path: Path, text: str, line: int, words: str) -> None:

@@ -24,6 +24,8 @@ _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 _COMMANDS = re.compile(r"\\(?:begin|end)\{\w+\}|\\[a-zA-Z]+|\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|and|or|mod)\b")
 # math-verify leaves out pm of a time and the base of a number.
 _WORDS = re.compile(r"[^\W\d_]{3}|[\u4e00-\u9fff]|\b[ap]m\b|\d_\{?\d", re.IGNORECASE)
+_DEEPEST = 30
+"""Brackets within brackets: with more of them math-verify's parser passes over the end of its time."""
 # A power or factorial that would be worked out to the last digit, and stop a run for hours.
 _HUGE = re.compile(r"\^\s*\{?\s*-?\d{5}|\d\s*\}?\s*\^\s*\{?\s*\d+\s*\^|\d{4}\s*!|!\s*!")
 
@@ -128,8 +130,13 @@ def _is_text(text: str) -> bool:
     return _WORDS.search(_COMMANDS.sub(" ", text)) is not None or re.fullmatch(r"[^\W\d_]{2}", text) is not None
 
 
+def _is_expression(text: str) -> bool:
+    """Whether a text is mathematics, and no more of it than is worked out soon."""
+    return bool(text) and not _is_text(text) and not _HUGE.search(text) and max(_depths(text)) <= _DEEPEST
+
+
 def _mathematically(right: str, given: str) -> bool:
-    if not has_math_verify() or any(not text or _is_text(text) or _HUGE.search(text) for text in (right, given)):
+    if not has_math_verify() or not all(map(_is_expression, (right, given))):
         return False
     from math_verify import parse, verify
 

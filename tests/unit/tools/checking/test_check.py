@@ -227,14 +227,6 @@ def test_what_cannot_work_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         dispatch(["data", *argv])
 
 
-def test_a_result_is_replaced_only_when_asked(tmp_path: Path) -> None:
-    data = made.write(tmp_path / "d.jsonl", *GOOD)
-    checked(tmp_path / "o", data)
-    with pytest.raises(ArgumentError, match="already holds a finished result"):
-        checked(tmp_path / "o", data)
-    checked(tmp_path / "o", data, "--overwrite_output_dir")
-
-
 def test_columns_are_renamed(tmp_path: Path) -> None:
     data = made.write(tmp_path / "d.jsonl", {"body": "One two three four."}, {"body": "Five six seven eight."})
     summary, found = checked(tmp_path / "o", data, "--columns", "text=body")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from hftune.checkpoints.manifest import read_manifest
@@ -138,15 +137,6 @@ def test_a_teacher_of_other_tokens_is_refused(tiny_model: Path, tiny_data: Path,
     argv[1] = str(tmp_path / "teacher")
     with pytest.raises(UserError, match="the teacher has another tokenizer than the student"):
         teach(argv)
-
-
-def test_the_shards_are_plain_tensors(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
-    teach(teaching(tiny_model, tiny_data, tmp_path / "all", "--top_k", "1000000"))
-    stored = StoredTargets(tmp_path / "all")
-    found = load_file(tmp_path / "all" / "targets-00000.safetensors")
-    # Every token of the vocabulary, once.
-    assert stored.k == stored.about["vocabulary"] and (found["ids"].sort(-1).values == torch.arange(stored.k)).all()
-    torch.testing.assert_close(found["log_probs"].exp().sum(-1), torch.ones(len(found["ids"])))
 
 
 def test_what_a_server_says_is_stored(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:

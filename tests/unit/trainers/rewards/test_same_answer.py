@@ -50,8 +50,10 @@ def test_what_is_equal_as_mathematics(kind: str) -> None:
     assert _wrong(KINDS[kind], unsure=1.0) == []
 
 
-@pytest.mark.parametrize("said", ["9^{9^{9^9}}", "2^{100000000}", "1000000000!", "5!!!!"])
-def test_a_number_that_nothing_could_write_down_does_not_stop_the_run(said: str) -> None:
+@pytest.mark.parametrize(
+    "said", ["9^{9^{9^9}}", "2^{100000000}", "1000000000!", "5!!!!", "(" * 4000 + "1", "(" * 4000 + "1" + ")" * 4000]
+)
+def test_what_nothing_could_work_out_does_not_stop_the_run(said: str) -> None:
     pytest.importorskip("math_verify", reason="pip install 'hftune[math]'")
     began = time.monotonic()
     assert not same_answer("42", said)
@@ -66,11 +68,6 @@ def test_in_a_thread() -> None:
     thread.start()
     thread.join()
     assert found == [True]
-
-
-def test_a_thousand_open_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hftune.trainers.rewards.same_answer._SECONDS", 1)
-    assert not same_answer("(1, 2)", "(" * 4000 + "1, 2" + ")" * 4000)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
-from trl import TrlParser
+from transformers import HfArgumentParser
 
 from hftune import terminal
 from hftune.arguments.names.row import Row
@@ -29,8 +29,9 @@ from hftune.arguments.raw_arguments import (
     COMMAND_LINE,
     GIVEN_NAMES,
     LEFT_OUT,
-    argparse_error,
     class_error,
+    converted,
+    example_of,
     given_in_file,
     given_on_command_line,
     joined,
@@ -67,8 +68,8 @@ REMOVED = {
 """Arguments that there were, and what stands in their place."""
 
 
-class HftuneParser(TrlParser):
-    """TRL's parser, with other tools' names, the nearest one for an unknown, and errors instead of a usage page.
+class HftuneParser(HfArgumentParser):
+    """transformers' parser, with other tools' names, and errors that name the nearest argument instead of a usage page.
 
     Args:
         dataclass_types: What is made of the arguments.
@@ -79,8 +80,7 @@ class HftuneParser(TrlParser):
     def __init__(
         self, dataclass_types: Iterable[type], stage: str = "", aliases: Mapping[str, str] | None = None
     ) -> None:
-        # argparse takes `--lr` for `--lr_scheduler_type` otherwise: a name of another tool would be misread.
-        super().__init__(dataclass_types, allow_abbrev=False)
+        super().__init__(dataclass_types)
         self.stage = stage
         self.aliases = aliases or {}
         self.done_by_hftune = dict(DONE_BY_HFTUNE_EVERYWHERE)
@@ -98,10 +98,6 @@ class HftuneParser(TrlParser):
         self.numbers = numbers_of(self.dataclass_types)
         if "report_to" in self.known:
             self.known["report_to"].nargs = "+"  # several trackers: a union of which argparse knows the text alone
-
-    def error(self, message: str) -> NoReturn:
-        """argparse's own complaints (a wrong type, a missing value) as ours."""
-        raise argparse_error(message, self.known, COMMAND_LINE)
 
     def print_help(self, file: Any = None) -> None:
         """The page of --help, where the user looks: standard output itself may lead to a log."""
@@ -132,22 +128,32 @@ class HftuneParser(TrlParser):
         Raises:
             ArgumentError: Unknown or refused names, values that do not fit, a YAML file that cannot be read.
         """
+        if {"--help", "-h"} & {*argv}:
+            self.print_help()
+            raise SystemExit(0)
         entries = located(self.translate(argv))
-        self.set_run_defaults(entries, [entry.name for entry in read_entries(*take_config(argv))])
-        from_file = {entry.name: self.value_of(entry) for entry in entries if entry.place != COMMAND_LINE}
-        # As defaults, so that argparse itself lets the command line win over the file.
-        self.set_defaults_with_config(**from_file)
-        # A variable of the context, not an argument: dataclasses are made by TRL's parser, deep below.
+        chosen = self.run_defaults(entries, [entry.name for entry in read_entries(*take_config(argv))])
+        # A variable of the context, not an argument: classes of arguments ask for it while they are made.
         before = GIVEN_NAMES.set(frozenset(entry.name for entry in entries))
         try:
-            return tuple(self.parse_args_into_dataclasses(args=self._flat(entries), look_for_args_file=False))
+            return self.made(entries, chosen)
         except (ValueError, TypeError, OSError) as error:
             raise class_error(error, self.known, COMMAND_LINE) from error
         finally:
             GIVEN_NAMES.reset(before)
 
-    def set_run_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> None:
-        """Nothing; a script whose defaults depend on what was given sets them here."""
+    def made(self, entries: Iterable[Entry], chosen: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+        """The dataclasses of translated arguments.
+
+        Args:
+            chosen: Values of those that were not given.
+        """
+        given = {self.known[entry.name].dest: self.value_of(entry) for entry in entries}
+        return self.parse_dict({**(chosen or {}), **given})
+
+    def run_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> dict[str, Any]:
+        """None; a script whose defaults depend on what was given chooses them here."""
+        return {}
 
     def world(self) -> tuple[int, int]:
         """Processes of the run, and those on this machine, which share a global batch."""
@@ -175,7 +181,7 @@ class HftuneParser(TrlParser):
         """Values of translated arguments that are out of range, of another type or none of the choices; with places."""
         for entry in entries:
             found = list(self.out_of_range(entry))
-            # One by one: argparse stops at its first complaint, and all of them are wanted.
+            # One by one: all of them are wanted.
             try:
                 if not found:
                     self.value_of(entry)
@@ -204,18 +210,21 @@ class HftuneParser(TrlParser):
         if action.nargs == 0 and (values or not typed):
             fix = f"write {action.dest}: false"
             raise ArgumentError(f"--{name} is for command lines, and takes no value", place=COMMAND_LINE, fix=fix)
+        if action.nargs == 0:
+            return False  # `--no_packing`
         if any(isinstance(value, dict | list) for value in values) and not self.takes_object(name):
             raise ArgumentError(f"--{name} takes no names and values", place=COMMAND_LINE, fix=f"{name}: VALUE")
-        if not values and not typed:
-            raise ArgumentError(f"--{name} needs a value", place=COMMAND_LINE, fix=f"{name}: VALUE; or leave it out")
-        words = list(map(_word, values)) or ["True"] * (name in self.switches)
-        # One behind `=`: it may begin with a dash.
-        found, rest = self.parse_known_args([f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words])
-        if rest:
-            raise ArgumentError(
-                f"--{name} takes one value, not {len(words)}", place=COMMAND_LINE, fix="give one of them"
-            )
-        return getattr(found, action.dest)
+        if not values and typed and name in self.switches:
+            return True
+        if not values:
+            fix = f"write --{name} {example_of(action)}, for instance" if typed else f"{name}: VALUE; or leave it out"
+            raise ArgumentError(f"--{name} needs a value", place=COMMAND_LINE, fix=fix)
+        several_taken = action.nargs == "+"
+        if len(values) > 1 and not several_taken:
+            cause = f"--{name} takes one value, not {len(values)}"
+            raise ArgumentError(cause, place=COMMAND_LINE, fix="give one of them")
+        found = [converted(action, _word(value)) for value in values]
+        return found if several_taken else found[0]
 
     def _as_in_file(self, name: str, values: list[Any]) -> bool:
         """Whether a field takes what YAML says as it is: an empty list, and forms of a union that argparse drops."""
@@ -236,12 +245,6 @@ class HftuneParser(TrlParser):
     @functools.cached_property
     def _hints(self) -> dict[str, Any]:
         return {name: kind for cls in self.dataclass_types for name, kind in get_type_hints(cls).items()}
-
-    def _flat(self, entries: list[Entry]) -> list[str]:
-        """The command line that argparse sees. `--bf16` alone means True, also where the field may be None as well."""
-        given = [(entry.name, entry.values) for entry in entries if entry.place == COMMAND_LINE]
-        given = [(name, values or (["True"] if name in self.switches else [])) for name, values in given]
-        return [token for name, values in given for token in (f"--{name}", *map(str, values))]
 
     def unknown(self, name: str, place: str) -> ArgumentError:
         """The error for a name that this command does not have."""

@@ -13,6 +13,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
 
 from hftune.errors import ArgumentError, shown
+from hftune.tables import read_table
 
 
 @dataclass(frozen=True)
@@ -65,83 +66,10 @@ def _shortest(value: float) -> str:
     return f"{int(value):,}" if value == int(value) and 1 <= abs(value) < 1e15 else f"{value:g}"
 
 
-# What is counted ends at 1e12, and where memory grows with it sooner.
-_NAMES = {
-    "[1, 1e12]": """
-        eval_accumulation_steps generation_batch_size gradient_accumulation_steps kl_horizon lr_decay_steps
-        num_completions_to_print precompute_ref_batch_size ref_model_sync_steps
-        steps_per_generation torch_empty_cache_steps
-    """,
-    "[1, 1e12] or -1": "max_eval_samples max_steps max_train_samples",
-    "[1, 1e12] or 0 or -1": "save_total_limit",
-    "[0, 1e12]": "dropout_warmup_steps eval_delay profile_step_end profile_step_start sample_completions",
-    "steps [0, 1e12]": "eval_steps logging_steps lr_wsd_decay_steps warmup_steps",
-    "steps [0, 1e12] or -1": "save_steps",
-    "[1, 1e9]": """
-        batch_tokens ddp_timeout dummy_data early_stopping_patience logical_shards num_samples_each_epoch
-        per_device_eval_batch_size per_device_train_batch_size
-    """,
-    "[0, 1e9]": "hang_timeout preview shuffle_buffer trainable_token_indices",
-    "[1, 1e8]": """
-        activation_checkpointing_every max_completion_length max_model_len max_new_tokens max_prompt_length
-        vllm_max_model_length
-    """,
-    "[2, 1e8]": "block_size max_length",
-    "[1, 1e6]": """
-        ddp_bucket_cap_mb max_sampling_rounds max_tool_calling_iterations num_iterations
-        num_mini_batches pad_to_multiple_of pad_vocab_to_multiple_of
-    """,
-    "[1, 65536]": """
-        dataloader_prefetch_factor expert_parallel_size lora_r num_generations num_generations_eval
-        sequence_parallel_size tensor_parallel_size vllm_tensor_parallel_size
-    """,
-    "[1, 1024]": "dataset_num_proc",
-    "[0, 1024]": "dataloader_num_workers preprocessing_num_workers reward_retries",
-    "[1, 65535]": "vllm_group_port vllm_server_port",
-    "[0, 65535]": "port",
-    "[0, 4294967295]": "data_seed seed shuffle_seed",
-    "[-1, 1e6]": "local_rank",
-    "[0, 1e6] or -1": "top_k",
-    # Where the other sign means something: the first layers instead of the last, a penalty instead of a bonus.
-    "[-1e6, 1e6]": """
-        entropy_coef f_alpha_divergence_coef missing_eos_penalty reward_weights threshold
-    """,
-    "[0, 1e6]": """
-        beta center_rewards_coefficient cliprange_value cpo_alpha delta desirable_weight dpop_lambda
-        early_stopping_threshold entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target
-        loraplus_lr_embedding loss_weights
-        moe_z_loss_coef neftune_noise_alpha num_cycles off_policy_mask_threshold offset_alpha
-        router_aux_loss_coef simpo_gamma teacher_top_k teacher_weights
-        temperature undesirable_weight vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vf_coef
-        vllm_importance_sampling_clip_min
-    """,
-    "(0, 1e6]": """
-        discopop_tau epsilon epsilon_high kl_target lora_alpha loraplus_lr_ratio max_teacher_entropy
-        muon_extra_scale_factor num_train_epochs power repetition_penalty rope_factor sapo_temperature_neg
-        sapo_temperature_pos
-        score_difference_scale vllm_importance_sampling_cap vllm_importance_sampling_clip_max
-    """,
-    "(0, 1e8]": "reward_timeout vllm_server_timeout",
-    "[-1e9, 1e9]": "reward_clip_range",
-    # A rate that is too high ends a run by its loss, which says at which step; a norm of 1e9 clips nothing.
-    "[0, 1e30]": "critic_learning_rate learning_rate lr_end max_grad_norm min_lr",
-    "[0, 1000]": "num_fewshot weight_decay",
-    "[0, 1]": """
-        freeze_parameters_ratio gamma hard_label_share lam ld_alpha min_p on_policy_share
-        ref_model_mixup_alpha top_entropy_quantile
-    """,
-    "[0, 1)": """
-        adam_beta1 adam_beta2 attention_probs_dropout_prob hidden_dropout_prob label_smoothing_factor
-        lora_dropout muon_momentum sgd_momentum
-    """,
-    "[0, 0.5)": "label_smoothing",
-    # An embedding that no batch has used has a gradient of 0, which Adam would divide by an epsilon of 0.
-    "(0, 1]": "adam_epsilon layerwise_lr_decay_bound top_p vllm_gpu_memory_utilization",
-    "[0, 100)": "validation_split_percentage",
-}
-
 # A field of the same name means the same in every class; the tests hold it against all classes there are.
-RANGES = {name: Range.read(text) for text, names in _NAMES.items() for name in names.split()}
+RANGES = {
+    name: Range.read(row["range"]) for row in read_table(__package__, "ranges.csv") for name in row["names"].split()
+}
 """By the name of a field, which means the same in every class that has it."""
 
 _FIXES = {

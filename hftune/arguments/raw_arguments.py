@@ -1,4 +1,4 @@
-"""What a user wrote, on the command line or in a YAML file, as names and values; and what argparse says against it."""
+"""What a user wrote, on the command line or in a YAML file, as names and values; and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -154,8 +154,6 @@ def given_twice(name: str, old: list[Any], new: list[Any]) -> str:
     return f"--{name} was given twice (an alias counts too): {after} replaces {before}"
 
 
-_OF_ARGPARSE = re.compile(r"argument (?P<options>\S+): (?P<said>.*)", re.DOTALL)
-_QUOTED = re.compile(r"(?:value|choice): '(?P<value>.*?)'", re.DOTALL)
 # transformers' message on --load_best_model_at_end, with the two numbers of steps.
 _FOUND = re.compile(r"found (?P<save>[\d.]+), which is not a (?:round )?multiple of (?P<evaluate>[\d.]+)")
 # TRL's message where a batch of answers holds no whole groups.
@@ -185,44 +183,40 @@ _TAKES = {
 }
 
 
-def argparse_error(message: str, known: dict[str, argparse.Action], place: str) -> ArgumentError:
-    """A complaint such as "argument --max_steps/--max-steps: invalid int value: 'x'".
+def converted(action: argparse.Action, word: str) -> Any:
+    """What an argument makes of one word.
 
-    Args:
-        known: Every argument by its name, without the dashes.
-        place: Where arguments were given.
+    Raises:
+        ArgumentError: It is of another type, or none of the choices.
     """
-    match = _OF_ARGPARSE.match(message)
-    # argparse names an argument by all its spellings: `--max_steps/--max-steps`.
-    action = known.get(match["options"].split("/")[0].lstrip("-")) if match else None
-    if match is None or action is None:
-        # Something about the command line as a whole; argparse has no other way to say it.
-        return ArgumentError(message, place=place, fix="write --NAME VALUE for each argument")
     name = action.option_strings[0].lstrip("-")
-    takes, example = _wanted(action)
-    if "expected" in match["said"] and "argument" in match["said"]:
-        return ArgumentError(f"--{name} needs a value", place=place, fix=f"write --{name} {example}, for instance")
-    # The second form is that of transformers' `string_to_bool`.
-    quoted = _QUOTED.search(match["said"]) or re.search(r"got (?P<value>.*?) but expected", match["said"])
-    value = quoted["value"] if quoted else match["said"]
-    if action.choices is not None:
+    try:
+        value = action.type(word) if callable(action.type) else word
+    except (TypeError, ValueError, argparse.ArgumentTypeError) as error:
+        takes = _TAKES.get(_type_of(action), ("a text", ""))[0]
+        cause = f"--{name} cannot be {shown(word)!r}: it takes {takes}"
+        fix = f"write --{name} {example_of(action)}, for instance"
+        raise ArgumentError(cause, place=COMMAND_LINE, fix=fix) from error
+    if action.choices is not None and value not in action.choices:
         choices = [str(choice) for choice in action.choices]
-        near = did_you_mean(value, choices, written=f"--{name} {{}}")
+        near = did_you_mean(word, choices, written=f"--{name} {{}}")
         fix = f"{near} one of: {', '.join(choices)}".strip()
-        return ArgumentError(f"--{name} cannot be {shown(value)!r}", place=place, fix=fix)
-    cause = f"--{name} cannot be {shown(value)!r}: it takes {takes}" if quoted else f"--{name}: {shown(value, 200)}"
-    return ArgumentError(cause, place=place, fix=f"write --{name} {example}, for instance")
+        raise ArgumentError(f"--{name} cannot be {shown(word)!r}", place=COMMAND_LINE, fix=fix)
+    return value
 
 
-def _wanted(action: argparse.Action) -> tuple[str, str]:
-    """What an argument takes, in words, and an example: its default where it has one."""
-    kind = getattr(action.type, "__name__", "")
-    takes, example = _TAKES.get(kind, ("a text", "VALUE"))
+def example_of(action: argparse.Action) -> str:
+    """A value that an argument takes: its default where it has one."""
     if action.choices:
-        example = str(next(iter(action.choices)))
+        return str(next(iter(action.choices)))
+    kind = _type_of(action)
     if kind in ("int", "float") and isinstance(action.default, (int, float)) and action.default > 0:
-        example = f"{action.default:g}" if isinstance(action.default, float) else str(action.default)
-    return takes, example
+        return f"{action.default:g}" if isinstance(action.default, float) else str(action.default)
+    return _TAKES.get(kind, ("", "VALUE"))[1]
+
+
+def _type_of(action: argparse.Action) -> str:
+    return getattr(action.type, "__name__", "")
 
 
 def class_error(error: Exception, known: Iterable[str], place: str) -> ArgumentError:

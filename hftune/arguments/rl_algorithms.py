@@ -211,14 +211,6 @@ class _Loop(trl.RLOOConfig):
                 place="--num_generations",
                 fix="change it, --per_device_train_batch_size or --gradient_accumulation_steps",
             )
-        if self.do_eval or self.eval_strategy != "no":
-            number = self.num_generations_eval or self.num_generations
-            if (self.per_device_eval_batch_size * self.world_size) % number:
-                raise ArgumentError(
-                    f"evaluation makes {number} answers a prompt; its batch of all processes is no multiple of it",
-                    place="--per_device_eval_batch_size",
-                    fix="change it, or --num_generations_eval",
-                )
 
 
 @dataclass

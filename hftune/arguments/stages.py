@@ -44,8 +44,8 @@ class ScriptParser(HftuneParser):
         """Overrides `HftuneParser.world`: a script is one of several processes."""
         return ranks.world_size(), ranks.local_world_size()
 
-    def set_run_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> None:
-        """Give arguments that were not given the defaults for what is trained, or those asked for.
+    def run_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> dict[str, Any]:
+        """Overrides `HftuneParser.run_defaults`: those for what is trained, or those asked for.
 
         A command of MedicalGPT's that does not say whose defaults it wants is told what differs.
 
@@ -55,13 +55,13 @@ class ScriptParser(HftuneParser):
         """
         # `hftune ask` and its like share this parser, and have no defaults by what is trained.
         if self.stage not in STAGES:
-            return
+            return {}
         # They depend on what is trained, which other arguments say.
         chosen = choose_defaults(self.stage, entries, self.known)
         asked = any(entry.name == "defaults" for entry in entries)
         if not asked and looks_like_medicalgpt(written, self.known):
             say_differences(self.stage, entries, chosen, self.known)
-        self.set_defaults_with_config(**chosen)
+        return chosen
 
     def unknown(self, name: str, place: str) -> ArgumentError:
         """Overrides `HftuneParser.unknown`: names the algorithm or the scripts that have the argument."""
@@ -119,7 +119,7 @@ def help_of(stage: str, argv: list[str]) -> str:
     parser = parser_for(stage, argv)
     # A page of help is shown for a wrong command line, too; what is wrong is said when the script runs.
     with contextlib.suppress(UserError):
-        parser.set_run_defaults(parser.translate(argv))
+        parser.set_defaults(**parser.run_defaults(parser.translate(argv)))
     return parser.format_help()
 
 

@@ -11,7 +11,7 @@ from hftune.errors import UserError
 from hftune.on_demand import on_demand
 from hftune.preflight.facts import Facts
 from hftune.preflight.rules.adapters import check_adapters, check_vocabulary
-from hftune.preflight.rules.callbacks import check_callbacks, check_monitors, check_trackers
+from hftune.preflight.rules.callbacks import check_callbacks, check_trackers
 from hftune.preflight.rules.data import check_data
 from hftune.preflight.rules.folders import check_contents, check_folders
 from hftune.preflight.rules.kernels import check_kernels
@@ -30,7 +30,7 @@ Rule = Callable[[Facts], Iterator[UserError]]
 # In the order in which their problems are listed: machines and folders first, the model itself last.
 RULES_OF_ALL: tuple[Rule, ...] = (
     *(check_machines, check_folders, check_contents, check_without_effect),
-    *(check_trackers, check_monitors, check_callbacks, check_data),
+    *(check_trackers, check_callbacks, check_data),
     *(check_quantisation, check_kernels, check_adapters, check_vocabulary, check_optimizer, check_schedule),
     *(check_parallel, check_tiling, check_resume, check_resumed_settings, check_model),
 )

@@ -104,32 +104,13 @@ class World:
 
     Args:
         processes: All of them.
-        local_processes: Those of this machine.
         on_cpu: Whether they train on processors.
         everyone: What each says of itself, by rank; empty where there is one process, or a plan is made.
-        seconds: That a collective over all of them takes.
     """
 
     processes: int
-    local_processes: int
     on_cpu: bool
     everyone: tuple[dict[str, Any], ...] = ()
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class RowLayout:
-    """How the records of a batch lie in memory.
-
-    Args:
-        padding_free: Whether they follow each other in one row instead of being padded; None: never asked (RL).
-        side_by_side: Whether several lie in a row, padding-free or packed, which the attention must keep apart.
-        shared_prompts: Whether the answers to a prompt follow one copy of it.
-    """
-
-    padding_free: bool | None
-    side_by_side: bool
-    shared_prompts: bool
 
 
 @dataclass(frozen=True)
@@ -140,7 +121,6 @@ class Facts(Generic[Training]):
         stage: A key of `STAGES`.
         arguments: As decided. They are copies: those that were given stay what they were.
         build: How the model is built; None where its config cannot be read.
-        rows: How records lie in a batch.
         world: The processes.
         checkpoint: What `--resume_from_checkpoint` means.
         problems: What was found wrong while deciding.
@@ -149,7 +129,6 @@ class Facts(Generic[Training]):
     stage: str
     arguments: RunArguments[Training]
     build: Build | None
-    rows: RowLayout
     world: World
     checkpoint: FoundCheckpoint
     problems: tuple[UserError, ...] = ()
@@ -241,12 +220,7 @@ def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
     keep_own_layers(adapter_args, training_args)
     # A folder without a model has its own rule; its config would only be missed a second time.
     build = None if any(check_model_folder(model_args)) else _build(stage, arguments, problems)
-    rows = RowLayout(
-        getattr(training_args, "padding_free", None),
-        training_args.flat_batches,
-        bool(getattr(training_args, "shared_prompts", False)),
-    )
-    facts = Facts(stage, arguments, build, rows, world, checkpoint, tuple(problems))
+    facts = Facts(stage, arguments, build, world, checkpoint, tuple(problems))
     # Last: the planner asks for rows, attention and memory. A plan for other machines knows what is free there itself.
     if training_args.recomputes_least and ranks.planned_world() is None:
         on_demand("hftune.preflight.run_memory:choose_recomputed_layers")(facts)
@@ -263,13 +237,13 @@ def _attempt(problems: list[UserError], decide: Callable[[], object]) -> None:
 
 def _world(arguments: RunArguments[StageArguments]) -> World:
     training_args = arguments.training
-    processes, local = ranks.world_size(), ranks.local_world_size()
+    processes = ranks.world_size()
     # A plan is made by one process for others that are not there to be asked.
     if ranks.planned_world() is not None or processes == 1:
-        return World(processes, local, training_args.use_cpu)
-    seconds = on_demand("hftune.preflight.rules.machines:collective_seconds")(training_args.device)
+        return World(processes, training_args.use_cpu)
+    _ = training_args.device  # joins the group, which is asked
     everyone = ranks.gathered_objects(on_demand("hftune.preflight.rules.machines:process_facts")(arguments))
-    return World(processes, local, training_args.use_cpu, tuple(everyone), seconds)
+    return World(processes, training_args.use_cpu, tuple(everyone))
 
 
 def _build(stage: str, arguments: RunArguments[StageArguments], problems: list[UserError]) -> Build | None:

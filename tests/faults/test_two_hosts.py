@@ -96,7 +96,7 @@ def test_two_machines_train_as_one(
     few = ("--max_steps", "6", "--save_strategy", "no")
     start(stage, tmp_path / "out", zero, *few, launcher=launcher)
     said = both(machines).output
-    assert re.search(r"2 processes on 2 machine\(s\), all reached in \d+\.\d\d ms", said), said
+    assert re.search(r"2 processes on 2 machine\(s\)", said), said
     for number, name in enumerate(("alpha", "beta")):
         assert re.search(rf"rank {number} on {name}: CPU, \d+ thread\(s\), \d+ GiB, gloo", said), said
     assert "machine(s)" not in machines.log(1).read_text(), "it is said once"

@@ -32,10 +32,10 @@ def test_a_run_begins_with_its_recipe(quick: Callable, tiny_data: Path) -> None:
     said, manifest = quick("dpo", "--train_file_dir", str(tiny_data / "pairs"), *held_out, "--use_peft")
     lines = [line.split("INFO", 1)[-1] for line in said.splitlines() if "INFO" in line]
     first = next(number for number, line in enumerate(lines) if "recipe (*" in line)
-    assert "learning rate 5e-05*, cosine*, warm-up 0 steps*" in lines[first + 1]
-    assert "batch 2 = 2 per device x 1* accumulated x 1 process(es); 2 steps" in lines[first + 2]
-    assert "evaluation every 25 % of steps* of the held-out records" in lines[first + 3]
-    assert "LoRA r 8*" in lines[first + 4]
+    assert "learning_rate 5e-05*, lr_scheduler_type cosine*, warmup_steps 0*" in lines[first + 1]
+    assert "batch 2 = per_device_train_batch_size 2 x gradient_accumulation_steps 1* x 1" in lines[first + 3]
+    assert "eval_strategy steps*, eval_steps 0.25*" in lines[first + 4]
+    assert "use_peft True, lora_r 8*" in lines[first + 5]
     assert manifest["arguments"]["training"]["learning_rate"] == 5e-5
     # Once, before the data are read.
     assert said.count("recipe (*") == 1

@@ -6,7 +6,6 @@ the real script, by fork, and train one step when they were fixed.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
-from tests.conftest import CHATS, ROOT, Finished, _write_jsonl, tiny_tokenizer
+from tests.conftest import CHATS, Finished, _write_jsonl, tiny_tokenizer
 from tests.integration.mistakes import MISTAKES, Mistake, Words, copy_without
 
 pytestmark = pytest.mark.long
@@ -50,7 +49,6 @@ def places(
         **{"model": str(models / "tiny-llama"), "above": str(models), "data": str(tiny_data)},
         **{"adapter": str(folder / "adapter"), "reward": str(folder / "reward")},
         "adapter_copy": str(folder / "adapter_copy"),
-        "relative": os.path.relpath(models / "tiny-llama", ROOT),  # scripts work there
     }
     _run(run, complete(["run_sft", "--use_peft", "--save_strategy", "steps"], found, folder / "adapter")).check()
     _run(run, complete(["run_rm"], found, folder / "reward")).check()

@@ -48,4 +48,4 @@ def test_a_run_says_its_recipe_once_it_was_checked(monkeypatch: pytest.MonkeyPat
     run = stage.start_run("sft", groups)
     assert said[0] == "checked" and run.facts is facts and run.arguments is facts.arguments
     assert said[2:] == recipe(*facts.arguments)
-    assert "batch 8 = 2 per device x 4* accumulated" in said[4]
+    assert any("batch 8 = per_device_train_batch_size 2 x gradient_accumulation_steps 4*" in line for line in said)

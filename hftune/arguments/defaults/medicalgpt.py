@@ -1,7 +1,8 @@
 """What MedicalGPT's scripts (2026-04) do where a command is silent, under hftune's names: `--defaults medicalgpt`.
 
-Its argument classes are tables here; what else its code does is in flags of hftune: one budget of lengths for prompt
-and answer, records shuffled before some are taken, rows counted in place of records, rewards and their system message.
+Its argument classes are columns of `medicalgpt.csv`; what else its code does is in flags of hftune: one budget of
+lengths for prompt and answer, records shuffled before some are taken, rows counted in place of records, rewards and
+their system message.
 """
 
 from __future__ import annotations
@@ -14,91 +15,23 @@ from hftune.arguments.defaults.table import LORA, RunKind, is_on, run_kind_of
 from hftune.arguments.stage_table import base_stage
 from hftune.distributed import launch
 from hftune.errors import ArgumentError
+from hftune.tables import cell_value, read_table
 
 Values = dict[str, Any]
 Given = Mapping[str, str]
 
-ASKS_FOR_TAGS = (
-    "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
-    "first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning "
-    "process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., "
-    "<think> reasoning process here </think><answer> answer here </answer>"
-)
-"""The system message of its GRPO script."""
-
-# transformers' TrainingArguments, which its first three scripts extend without values of their own.
-_TRAINER: Values = {
-    "learning_rate": 5e-5, "lr_scheduler_type": "linear", "warmup_steps": 0, "weight_decay": 0.0,
-    "optim": "adamw_torch_fused", "num_train_epochs": 3.0, "max_steps": -1, "per_device_train_batch_size": 8,
-    "per_device_eval_batch_size": 8, "gradient_accumulation_steps": 1, "gradient_checkpointing": False,
-    "logging_steps": 500, "save_steps": 500, "eval_strategy": "no", "eval_steps": None, "bf16": False, "fp16": False,
-    "report_to": "none",
-}  # fmt: skip
-_ADAPTER: Values = {
-    "use_peft": True, "lora_r": 8, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": ["all"],
-    "train_in_float32": True,
-}  # fmt: skip
-_RECORDS: Values = {"validation_split_percentage": 1.0, "preprocessing_num_workers": 1}
-_BUDGET: Values = {
-    "max_prompt_length": 2048, "max_completion_length": 512, "length_budget": "sum", "too_long": "drop",
-    "preprocessing_num_workers": 4,
-}  # fmt: skip
-_DPO: Values = {
-    "learning_rate": 5e-4, "lr_scheduler_type": "cosine", "warmup_steps": 100, "weight_decay": 0.05,
-    "optim": "adamw_torch", "max_steps": 200, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 1,
-    "gradient_accumulation_steps": 4, "gradient_checkpointing": True, "logging_steps": 1, "save_steps": 50,
-    "eval_strategy": "steps", "eval_steps": 50, "bf16": False, "fp16": True, "remove_unused_columns": False,
-    "report_to": "tensorboard", "output_dir": "outputs-dpo", "beta": 0.1,
-}  # fmt: skip
-# TRL's ModelConfig, which its scripts for RL read.
-_TRL_ADAPTER: Values = {
-    "use_peft": False, "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": ["default"],
-}  # fmt: skip
-
+_ROWS = read_table(__package__, "medicalgpt.csv")
+# transformers' TrainingArguments are what its first three scripts extend without values of their own; TRL's GKD, whose
+# config is SFT's, is its trainer of distillation; TRL's ModelConfig is what its scripts for RL read.
 MEDICALGPT: dict[str, Values] = {
-    "pt": _TRAINER | _ADAPTER | _RECORDS | {"block_size": 1024, "packing": True, "count_rows": True},
-    "sft": _TRAINER | _ADAPTER | _RECORDS | {"max_length": 512, "dtype": "float16", "shuffle_seed": 42},
-    "rm": _TRAINER | _ADAPTER | _RECORDS | _BUDGET,
-    "dpo": _ADAPTER | _RECORDS | _BUDGET | _DPO
-    | {"lora_alpha": 16, "lora_target_modules": ["default"], "length_budget": "sum_of_characters"},
-    "orpo": _ADAPTER | _RECORDS | _BUDGET | _DPO | {"lora_alpha": 16, "length_budget": "sum_of_characters"},
-    # Its trainer is TRL's GKD, whose config is SFT's.
-    "distill": _TRAINER | _ADAPTER | _RECORDS
-    | {
-        "learning_rate": 2e-5, "logging_steps": 10, "gradient_checkpointing": True, "bf16": True, "lora_alpha": 16,
-        "dtype": "float16", "shuffle_seed": 42, "distill_mode": "mixed", "on_policy_share": 0.5, "beta": 0.5,
-        "temperature": 0.9, "max_completion_length": 128, "max_length": 1152,
-    },
-    "grpo": _TRL_ADAPTER
-    | {
-        "dataset_name": "openai/gsm8k:main@train", "preprocessing_num_workers": 10, "shuffle_seed": 42,
-        "reward_funcs": ["accuracy", "format"], "system_prompt": ASKS_FOR_TAGS,
-    },
-    "rloo": _TRL_ADAPTER | {"max_prompt_length": 1024, "max_eval_samples": 100},
-}  # fmt: skip
+    script: {row["name"]: cell_value(row[script]) for row in _ROWS if row[script]}
+    for script in _ROWS[0]
+    if script not in ("name", "unless")
+}
 """Its scripts by what they train; the two of DPO and ORPO are run_dpo.py here, those of GRPO and PPO run_rl.py."""
 
-# A value is left to hftune where one of these was given: they say the same, or leave it nothing to say.
-_LEFT_OUT_WITH: dict[str, tuple[str, ...]] = {
-    "use_peft": ("train_new_tokens_only",),
-    "gradient_checkpointing": ("activation_checkpointing",),
-    "bf16": ("fp8", "fp16"),
-    "max_steps": ("num_train_epochs",),
-    "validation_split_percentage": ("tokenized_dir", "datasets", "streaming"),
-    "max_prompt_length": ("max_length",),
-    "max_completion_length": ("max_length",),
-    "length_budget": ("max_length", "reward_kind"),
-    "too_long": ("reward_kind",),
-    "lora_target_modules": ("target_regex", "lora_target_parameters", "peft_path"),
-    "lora_r": ("peft_path",),
-    "lora_alpha": ("peft_path",),
-    "lora_dropout": ("peft_path",),
-    "reward_funcs": ("reward_model_path",),
-    "system_prompt": ("reward_funcs", "reward_model_path"),
-    "dataset_name": ("train_file_dir", "tokenized_dir", "dummy_data"),
-    "shuffle_seed": ("tokenized_dir", "streaming", "dummy_data", "train_dataset_prob"),
-    "count_rows": ("tokenized_dir", "datasets", "streaming"),
-}
+_LEFT_OUT_WITH = {row["name"]: row["unless"].split() for row in _ROWS}
+"""A value is left to hftune where one of these was given: they say the same, or leave it nothing to say."""
 
 
 def their_script(stage: str, given: Given) -> str:

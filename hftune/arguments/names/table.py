@@ -22,13 +22,13 @@ Columns of names.csv:
 
 from __future__ import annotations
 
-import csv
 import functools
 import tomllib
 from importlib.resources import files
 
 from hftune.arguments.names.row import OFF, WORKS, Row, Translation, mapped, switched
 from hftune.arguments.names.translators import models, runs, training
+from hftune.tables import read_table
 
 TOPICS = {
     "tasks": "Runs and stages",
@@ -58,9 +58,7 @@ _TRANSLATORS = {"models": models, "runs": runs, "training": training}
 @functools.cache
 def table() -> dict[str, Row]:
     """All rows by name, in the order of the topics; read from the file once a process."""
-    # As a package resource: hftune may be installed as a zip.
-    lines = files(__package__).joinpath("names.csv").read_text(encoding="utf-8").splitlines()
-    found = [read_row(cells) for cells in csv.DictReader(lines, strict=True)]
+    found = [read_row(cells) for cells in read_table(__package__, "names.csv")]
     order = list(TOPICS)
     rows = {row.name: row for row in sorted(found, key=lambda row: order.index(row.topic))}
     # A second row would silently replace the first, for one name in a thousand.

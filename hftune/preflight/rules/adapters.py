@@ -21,121 +21,29 @@ from hftune.models.adapters.folding import read_lora_config
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import LINEAR, adapted_parameters, ends_with, lora_config
 from hftune.models.adapters.new_token_rows import ADD_SOME, NO_NEW_TOKEN
-from hftune.models.adapters.preparation import fuses_lora
 from hftune.models.structure import head_of
 from hftune.models.vocabulary import named_tokens, new_tokens
 from hftune.preflight.facts import Facts
 from hftune.preflight.memory import try_adapter
 from hftune.preflight.model_folder import check_adapter_fits
-from hftune.preflight.rules import Clashes, clashes, raised
-
-_BEGINNINGS = "true, gaussian, orthogonal or mica"
-# peft also knows beginnings that are computed from data or gradients before training.
-_NEED_DATA = ("eva", "corda", "lora_ga", "loftq")
+from hftune.preflight.rules import raised
+from hftune.preflight.rules.table import refused
 
 
 def check_adapters(facts: Facts) -> Iterator[UserError]:
     """Problems of adapters and freezing; names are looked up only where the flags are consistent."""
     model_args, adapter_args, training_args = facts.model_args, facts.adapter_args, facts.training_args
     # What the flags say by themselves comes first: names are looked up on a skeleton, which takes a while.
-    found = list(check_freezing_flags(adapter_args))
+    found: list[UserError] = list(refused("adapters", facts))
     for name in ("rank_pattern", "alpha_pattern"):
         found += raised(adapter_args.patterns, name)
     if adapter_args.use_peft:
-        found += [
-            *check_init(adapter_args),
-            *check_lora_variants(adapter_args, training_args),
-            *check_fused(adapter_args, training_args),
-            *check_reference(adapter_args, training_args),
-            *check_chain(model_args, adapter_args, training_args),
-        ]
+        found += check_chain(model_args, adapter_args, training_args)
     if facts.config is not None:
         found += check_rope(facts.config, adapter_args)
     yield from found
     if not found:
         yield from check_names(facts)
-
-
-def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """Problems of `--init_lora_weights`: not known to peft, or not possible with this base and these modules."""
-    init, args = adapter_args.init_lora_weights, adapter_args
-    flag = f"--init_lora_weights {init}"
-    # peft takes them from a pass over data, which none of hftune's loaders makes before the adapter is there.
-    if init in _NEED_DATA:
-        yield ArgumentError("this beginning needs a pass over data first", place=flag, fix=f"use {_BEGINNINGS}")
-    elif init.startswith(("pissa", "olora")):
-        cause = "an adapter that begins with a part of the base fits a changed base alone"
-        yield ArgumentError(cause, place=flag, fix=f"use {_BEGINNINGS}; or train it with peft")
-    elif init not in ("true", "gaussian", "orthogonal", "mica"):
-        yield ArgumentError("this beginning is not known", place=flag, fix=f"use {_BEGINNINGS}")
-    packed = "--load_in_4bit / --load_in_8bit"
-    others: Clashes = {
-        "--lora_target_parameters": (
-            init not in ("true", "gaussian") and args.lora_target_parameters,
-            "only modules can begin so, not parameters; true and gaussian do",
-        ),
-        "--use_dora": (init == "mica" and args.use_dora, "peft has no such pair"),
-    }
-    if init in ("orthogonal", "mica"):
-        others[packed] = (args.quantised, "peft (0.21) computes it in the dtype of the weights, which are packed")
-    yield from clashes(flag, others)
-    # peft takes one half of an orthogonal matrix for A and the other for B.
-    ranks = {args.lora_r, *_values(args, "rank_pattern")}
-    if init == "orthogonal" and any(rank % 2 for rank in ranks):
-        yield ArgumentError("its rank must be even", place=f"{flag}, --lora_r", fix="use an even --lora_r")
-
-
-def check_lora_variants(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """Problems of DoRA, dropout and adapted parameters that peft cannot combine."""
-    args, modules, on_cpu = adapter_args, adapter_args.lora_target_modules, training_args.use_cpu
-    neither = "adapters of parameters have neither DoRA nor dropout"
-    parameters: Clashes = {"--use_dora": (args.use_dora, neither), "--lora_dropout": (args.lora_dropout, neither)}
-    if args.lora_target_parameters:
-        yield from clashes("--lora_target_parameters", parameters)
-    elif modules == ["none"]:  # for adapters of parameters alone
-        fix = "name --lora_target_parameters, or use all"
-        yield ArgumentError("nothing is adapted", place="--lora_target_modules none", fix=fix)
-    if args.target_regex is not None and modules != ["all"]:
-        yield ArgumentError("modules are named twice", place="--target_regex, --lora_target_modules", fix="choose one")
-    dora: Clashes = {
-        "--load_in_8bit": (
-            args.load_in_8bit and on_cpu,
-            "it reads the weights of its base, and loses the scales of 8-bit ones on a CPU (peft 0.21)",
-        ),
-        "--load_in_4bit": (
-            args.load_in_4bit and training_args.zero_stage == 3 and on_cpu,
-            "peft puts 4-bit weights anew in each pass of DoRA on a CPU, and ZeRO-3 loses track of them (peft 0.21)",
-        ),
-    }
-    if args.use_dora:
-        yield from clashes("--use_dora", dora)
-
-
-def check_fused(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """A problem where fused LoRA was asked for and is not possible."""
-    if adapter_args.fused_lora and not fuses_lora(adapter_args, training_args):
-        which = "ZeRO-3 gathers weights" if training_args.zero_stage == 3 else "torch.compile sees operators"
-        yield ArgumentError(
-            f"{which} module by module, and fused LoRA layers do not call theirs",
-            place="--fused_lora True",
-            fix="leave it out",
-        )
-
-
-def check_freezing_flags(adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """Problems of flags that freeze parts, or train more of them."""
-    if adapter_args.use_peft and adapter_args.freezes:
-        yield ArgumentError(
-            "the base of an adapter is frozen as a whole",
-            place="--freeze_*, --use_peft",
-            fix="adapt fewer modules with --exclude_modules or --target_regex, or train without an adapter",
-        )
-    if adapter_args.unfreezes and not adapter_args.use_peft and not adapter_args.freezes:
-        yield ArgumentError(
-            "everything is trained already",
-            place="--trainable_parameters / --trainable_parameters_regex",
-            fix="add --freeze_parameters_ratio 1 to train nothing else",
-        )
 
 
 def check_chain(
@@ -206,20 +114,6 @@ def _check_continued(
         )
 
 
-def check_reference(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """A problem where the adapter trains biases of the base: the reference of DPO and RL shares them."""
-    # Log-probabilities that were computed before training are those of the untouched base.
-    precomputed = getattr(training_args, "precompute_ref_log_probs", None)
-    compares = getattr(training_args, "beta", 0) and not precomputed
-    if adapter_args.use_peft and adapter_args.lora_bias != "none" and compares:
-        can = hasattr(training_args, "precompute_ref_log_probs")
-        yield ArgumentError(
-            "the reference would be trained as well: it shares the biases of the base",
-            place=f"--lora_bias {adapter_args.lora_bias}",
-            fix="use --lora_bias none" + (", or --precompute_ref_log_probs" if can else ""),
-        )
-
-
 def check_rope(config: PreTrainedConfig, adapter_args: AdapterArguments) -> Iterator[UserError]:
     """Problems of adapters that were trained on other rotary positions than the model now has."""
     for folder in adapter_args.adapter_chain:
@@ -230,13 +124,6 @@ def check_rope(config: PreTrainedConfig, adapter_args: AdapterArguments) -> Iter
                 place="--rope_scaling",
                 fix=f"give the same: --rope_scaling '{json.dumps(recorded['rope_parameters'])}'",
             )
-
-
-def _values(adapter_args: AdapterArguments, name: str) -> list[int]:
-    try:
-        return list(adapter_args.patterns(name).values())
-    except ArgumentError:
-        return []  # said by `check_adapters`
 
 
 def check_names(facts: Facts) -> Iterator[UserError]:
@@ -301,47 +188,17 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
 
 def check_vocabulary(facts: Facts) -> Iterator[UserError]:
     """Problems of added tokens: unreadable, not trained, or unknown to the continued adapter."""
-    model_args, adapter_args = facts.model_args, facts.adapter_args
+    model_args = facts.model_args
     yield from check_growth(model_args)
-    yield from _new_rows_problems(model_args, adapter_args)
-    yield from _continued_problems(model_args, adapter_args)
-    if model_args.grows and facts.stage == "rl" and not adapter_args.use_peft:
-        yield ArgumentError(
-            "the reference model, which is loaded from the same folder, would not have the new tokens",
-            place="--add_tokens / --resize_vocab / --pad_vocab_to_multiple_of",
-            fix="grow the model before: with run_pt.py or run_sft.py",
-        )
+    yield from refused("vocabulary", facts)
+    # Of a model on the Hub nothing is recorded about rows that were added.
+    folder = model_args.model_name_or_path
+    recorded = new_tokens(read_manifest(folder)) if Path(folder or "").is_dir() else None
+    if facts.adapter_args.train_new_tokens_only and not (model_args.grows or recorded):
+        yield ArgumentError(NO_NEW_TOKEN, place="--train_new_tokens_only", fix=ADD_SOME)
 
 
 def check_growth(args: GrowthArguments) -> Iterator[UserError]:
     """Problems of the tokens that are named."""
     for value, flag in ((args.add_tokens, "--add_tokens"), (args.add_special_tokens, "--add_special_tokens")):
         yield from raised(named_tokens, value, flag)
-
-
-def _new_rows_problems(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    if not adapter_args.train_new_tokens_only:
-        return
-    if adapter_args.peft_path:
-        yield ArgumentError(
-            "an adapter that is continued trains what it has trained before",
-            place="--peft_path, --train_new_tokens_only",
-            fix="leave one of them out",
-        )
-    folder = model_args.model_name_or_path
-    # Of a model on the Hub nothing is recorded about rows that were added.
-    local = Path(folder or "").is_dir()
-    if not model_args.grows and not (local and new_tokens(read_manifest(folder))):
-        yield ArgumentError(NO_NEW_TOKEN, place="--train_new_tokens_only", fix=ADD_SOME)
-
-
-def _continued_problems(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    path = adapter_args.peft_path
-    if not path or not model_args.grows:
-        return
-    yield ArgumentError(
-        f"the adapter in {path} was trained without these rows, and would not train them",
-        place="--add_tokens / --resize_vocab / --pad_vocab_to_multiple_of",
-        fix=f"merge it first (python merge_peft_adapter.py --peft_model_path {path} --output_dir MERGED), then add "
-        "them to the merged model",
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.preflight.facts import Facts, World, kept_from_liger
-from hftune.preflight.rules import Clashes, clashes
+from hftune.preflight.rules.table import refused
 
 
 def check_kernels(facts: Facts) -> Iterator[UserError]:
@@ -47,30 +46,10 @@ def check_device(model_args: ModelArguments, training_args: StageArguments) -> I
     if cache == "quantized" and not is_optimum_quanto_available():
         fix = "pip install optimum-quanto, or leave it out"
         yield ArgumentError("optimum-quanto is not installed", place="--cache_implementation quantized", fix=fix)
-    if args.use_liger_kernel and not on_cpu and find_spec("liger_kernel") is None:
-        fix = "pip install 'hftune[gpu]' or liger-kernel, or leave it out"
-        yield ArgumentError("Liger is not installed", place="--use_liger_kernel", fix=fix)
-    others: Clashes = {
-        "--attn_implementation flex_attention": (
-            model_args.attn_implementation == "flex_attention",
-            "it has no backward pass on a CPU; left out, documents are kept apart by hftune_segments",
-        ),
-        "--activation_offloading": (
-            getattr(args, "activation_offloading", False),
-            "activations are offloaded from a GPU; --gradient_checkpointing True keeps fewer of them",
-        ),
-        f"--cache_implementation {cache}": ("offloaded" in cache, "a cache is offloaded from a GPU"),
-        "--use_liger_kernel": (
-            args.use_liger_kernel,
-            "Liger's kernels are written in Triton, which runs on GPUs; the loss makes no logits but labels' already",
-        ),
-        "--fp16, --deepspeed": (
-            on_cpu and args.fp16 and args.ds_resolved is not None and not _deepspeed_has_fp16(),
-            "DeepSpeed does not train in fp16 on this CPU; --bf16 True does",
-        ),
-    }
-    if on_cpu:
-        yield from clashes("a CPU", others, fix="leave it out")
+    yield from refused("gpu", model_args, args)
+    if on_cpu and args.fp16 and args.ds_resolved is not None and not _deepspeed_has_fp16():
+        cause = "DeepSpeed does not train in fp16 on this CPU"
+        yield ArgumentError(cause, place="--fp16, --deepspeed", fix="use --bf16 True")
 
 
 def _deepspeed_has_fp16() -> bool:
@@ -82,9 +61,9 @@ def _deepspeed_has_fp16() -> bool:
 def check_liger(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
     """A problem where Liger would replace what hftune has put into the model."""
     given = dict(training_args.liger_kernel_config or {}) if training_args.use_liger_kernel else {}
-    if refused := [name for name in kept_from_liger(adapter_args, training_args) if given.get(name)]:
+    if undoing := [name for name in kept_from_liger(adapter_args, training_args) if given.get(name)]:
         yield ArgumentError(
-            f"Liger's {', '.join(refused)} would undo what hftune computes there",
+            f"Liger's {', '.join(undoing)} would undo what hftune computes there",
             place="--liger_kernel_config",
             fix="leave it out of the config",
         )

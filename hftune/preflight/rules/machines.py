@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import platform
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import metadata
@@ -25,14 +24,14 @@ from hftune.distributed import ranks
 from hftune.distributed.nodes import host
 from hftune.distributed.verdicts import ranges
 from hftune.errors import ArgumentError, UserError
-from hftune.logging import get_logger, notice
-from hftune.preflight.facts import Facts, World
+from hftune.logging import get_logger
+from hftune.preflight.facts import Facts
+from hftune.preflight.rules.table import refused
 from hftune.weight_files import fingerprint, is_model
 
 ProcessFacts = dict[str, Any]
 
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "accelerate", "datasets", "bitsandbytes", "hftune")
-_ROUNDS = 3  # the first collective of a group also makes its connections
 
 _THEIR_OWN = {
     *("output_dir", "logging_dir", "cache_dir", "data_cache_dir", "run_name", "local_rank", "nvme_path"),
@@ -77,21 +76,6 @@ def versions() -> dict[str, str]:
         nccl: Any = torch.cuda.nccl  # torch has no types for it
         found["NCCL"] = ".".join(map(str, nccl.version()))
     return found
-
-
-def collective_seconds(device: torch.device) -> float:
-    """Seconds of a collective over one number, the fastest of a few; 0 without a group. All ranks must call it."""
-    if not ranks.is_distributed():
-        return 0.0
-    best = float("inf")
-    for _ in range(_ROUNDS):
-        began = time.perf_counter()
-        number = torch.ones(1, device=device)  # anew: all_reduce has summed the last one up
-        dist.all_reduce(number)
-        # `item` waits for a GPU, so that the time is that of the collective.
-        assert int(number.item()) == ranks.world_size(), "every process has added one"
-        best = min(best, time.perf_counter() - began)
-    return best
 
 
 def _device() -> tuple[str, int]:
@@ -169,40 +153,22 @@ def _mark(value: object) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(value, sort_keys=True, default=str).encode())[:12]
 
 
-# Patch levels fix faults and keep what is computed; minor versions have changed it.
 _MINOR = 2
-"""Parts of a version that must be the same; the others are worth a notice."""
+"""Parts of a version that must be the same: patch levels fix faults, and keep what is computed."""
 
 
 def check_machines(facts: Facts) -> Iterator[UserError]:
     """Problems of processes that would do different things."""
     if facts.world.everyone:
-        report_machines(facts.world)
+        get_logger().info("%s", "\n".join(shown(facts.world.everyone)))
         yield from differences(facts.world.everyone)
-        yield from check_saving(facts.training_args)
-
-
-def report_machines(world: World) -> None:
-    """Log who takes part, and what differs without harm."""
-    get_logger().info("%s", "\n".join(shown(world.everyone, world.seconds)))
-    for said in slight_differences(world.everyone):
-        notice(said)
+        yield from refused("machines", facts)
 
 
 def machines_of(everyone: Sequence[ProcessFacts]) -> int:
     """The number of machines, by the processes with local rank 0: machines of a cluster may share a name."""
     firsts = sum(process["local_rank"] == 0 for process in everyone)
     return max(firsts, len({process["host"] for process in everyone}))
-
-
-def check_saving(training_args: StageArguments) -> Iterator[UserError]:
-    """A problem of `--save_on_each_node` under ZeRO-3: only rank 0 has weights, others would save empty tensors."""
-    if training_args.save_on_each_node and training_args.zero_stage == 3:
-        yield ArgumentError(
-            "under ZeRO-3 only the first machine has weights to save",
-            place="--save_on_each_node",
-            fix="leave it out: machines that share no files get what they need to continue (docs/machines.md)",
-        )
 
 
 # --- what differs ---
@@ -252,23 +218,8 @@ def _coarse(version: str) -> str:
     return ".".join(version.split("+", maxsplit=1)[0].split(".")[:_MINOR])
 
 
-def slight_differences(everyone: Sequence[ProcessFacts]) -> Iterator[str]:
-    """Notices on differences that do no harm: other patch levels, other devices."""
-    for name in sorted({name for facts in everyone for name in facts["versions"]}):
-        found = {facts["versions"].get(name) for facts in everyone}
-        if len(found) > 1 and len({_coarse(str(value)) for value in found}) == 1:
-            yield f"{name} differs in its patch level: {_who_has_what(everyone, 'versions', name)}"
-    devices = {facts["device"] for facts in everyone}
-    if len(devices) > 1:
-        yield f"the devices differ ({', '.join(sorted(devices))}): the slowest sets the pace"
-
-
-def shown(everyone: Sequence[ProcessFacts], seconds: float) -> list[str]:
-    """Who takes part: a line for all ranks of a machine that are alike, and one alone where all are.
-
-    Args:
-        seconds: As in `World`.
-    """
+def shown(everyone: Sequence[ProcessFacts]) -> list[str]:
+    """Who takes part: a line for all ranks of a machine that are alike, and one alone where all are."""
     # A rank a line would be 64 of them for one machine's eight.
     groups: dict[str, list[int]] = {}
     for facts in everyone:
@@ -276,9 +227,8 @@ def shown(everyone: Sequence[ProcessFacts], seconds: float) -> list[str]:
         memory = f"{facts['memory'] / 2**30:.0f} GiB, " if facts["memory"] else ""
         about = f"{facts['device']}, {memory}{facts['backend']}, torch {torch}, code {code}"
         groups.setdefault(f"on {facts['host']}: {about}", []).append(facts["rank"])
-    reached = f"all reached in {1000 * seconds:.2f} ms"
     if len(groups) == 1:
-        return [f"{len(everyone)} processes {next(iter(groups))}: {reached}"]
-    head = f"{len(everyone)} processes on {machines_of(everyone)} machine(s), {reached}"
+        return [f"{len(everyone)} processes {next(iter(groups))}"]
+    head = f"{len(everyone)} processes on {machines_of(everyone)} machine(s)"
     versions = ", ".join(f"{name} {value}" for name, value in everyone[0]["versions"].items())
     return [head, *(f"  rank {ranges(who)} {about}" for about, who in groups.items()), f"  rank 0 has {versions}"]

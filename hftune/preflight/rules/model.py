@@ -9,7 +9,6 @@ from transformers.modeling_layers import GenericForTokenClassification
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.recomputation import MLP
 from hftune.arguments.stage_table import base_stage
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError
@@ -24,13 +23,13 @@ from hftune.models.structure import head_of, is_mixture, router_shares
 from hftune.preflight.facts import Facts
 from hftune.preflight.memory import packed_linears
 from hftune.preflight.rules import raised
+from hftune.preflight.rules.table import refused
 
 
 def check_model(facts: Facts) -> Iterator[UserError]:
     """Problems of the model: of its config, and of the parts, weights and memory of its skeleton."""
     model_args, adapter_args, training_args = facts.model_args, facts.adapter_args, facts.training_args
-    yield from check_from_config(model_args, adapter_args)
-    yield from check_dropout(facts)
+    yield from refused("model", facts)
     config = facts.config
     if config is None:
         return
@@ -42,12 +41,7 @@ def check_model(facts: Facts) -> Iterator[UserError]:
         )
         return
     say_context(config, training_args)
-    yield from check_attention_supported(config, model_args)
     yield from check_experts(config, model_args)
-    # bitsandbytes' (0.50) kernel for CPUs takes matrices only.
-    if adapter_args.load_in_8bit and training_args.use_cpu and getattr(config, "kv_lora_rank", None):
-        cause = f"{config.model_type} cannot be evaluated with 8-bit weights on a CPU"
-        yield ArgumentError(cause, place="--load_in_8bit", fix="use --load_in_4bit")
     yield from check_router_losses(config, adapter_args, training_args)
     # Code that comes with a model is not run to look at it.
     if facts.model_class is None:
@@ -106,29 +100,6 @@ def say_context(config: PreTrainedConfig, training_args: StageArguments) -> None
         )
 
 
-def check_from_config(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """Problems of weights drawn at random: they must be trained in full, since they are saved nowhere else."""
-    if not model_args.from_config:
-        return
-    if adapter_args.use_peft:
-        yield ArgumentError(
-            "an adapter on weights drawn at random, which are not saved with it",
-            place="--from_config",
-            fix="train in full first (leave out --use_peft), then adapt the result",
-        )
-
-
-def check_attention_supported(config: PreTrainedConfig, model_args: ModelArguments) -> Iterator[UserError]:
-    """A problem where the architecture lacks the attention asked for."""
-    asked, model_class = model_args.attn_implementation or "", causal_class(config)
-    kinds = {"sdpa": "_supports_sdpa", "flash": "_supports_flash_attn", "flex": "_supports_flex_attn"}
-    for kind, attribute in kinds.items():
-        if asked.startswith(kind) and model_class is not None and not getattr(model_class, attribute, False):
-            yield ArgumentError(
-                f"{config.model_type} has no {asked}", place="--attn_implementation", fix="leave it out, or use eager"
-            )
-
-
 def check_experts(config: PreTrainedConfig, model_args: ModelArguments) -> Iterator[UserError]:
     """A problem where `--experts_implementation` is not for this model."""
     model_class, place = causal_class(config), "--experts_implementation"
@@ -174,30 +145,6 @@ def recomputes_reentrantly(adapter_args: AdapterArguments, training_args: StageA
     return bool(asked) and plan.takes_routers
 
 
-def check_dropout(facts: Facts) -> Iterator[UserError]:
-    """Problems of dropout in this stage."""
-    training_args = facts.training_args
-    asked = {
-        "--hidden_dropout_prob": training_args.hidden_dropout_prob,
-        "--attention_probs_dropout_prob": training_args.attention_probs_dropout_prob,
-    }
-    given = {flag: value for flag, value in asked.items() if value is not None}
-    if not any(given.values()):
-        return
-    if facts.stage == "rl":
-        yield ArgumentError(
-            "with dropout, completions would be sampled and scored by different models",
-            place=", ".join(given),
-            fix="leave it out for RL",
-        )
-    elif facts.stage in ("dpo", "rm") and training_args.disable_dropout:
-        yield ArgumentError(
-            "dropout is switched off in this stage, so that chosen and rejected are read by the same model",
-            place=", ".join(given),
-            fix="leave it out, or add --disable_dropout False",
-        )
-
-
 def check_packed(bare: PreTrainedModel, adapter_args: AdapterArguments) -> Iterator[UserError]:
     """A problem where there is nothing to quantise; a notice where experts stay as they are."""
     if not adapter_args.quantised:
@@ -222,19 +169,13 @@ def check_packed(bare: PreTrainedModel, adapter_args: AdapterArguments) -> Itera
 def check_tiling(facts: Facts) -> Iterator[UserError]:
     """Problems of `--tiled_mlp`: rows of unknown length, MLPs that are recomputed already, or none to tile."""
     training_args = facts.training_args
-    if not training_args.tiled_mlp:
+    yield from refused("tiling", facts)
+    if not training_args.tiled_mlp or base_stage(facts.stage) not in ("pt", "sft"):
         return
     place = "--tiled_mlp"
-    if base_stage(facts.stage) not in ("pt", "sft"):
-        yield ArgumentError("MLPs are tiled in pre-training and fine-tuning only", place=place, fix="leave it out")
-        return
     # How many tiles a row is cut into is decided once, by the longest.
     if row_length(training_args) is None:
         yield ArgumentError("tiles are cut from rows of a known length", place=place, fix="give --max_length")
-    if training_args.recomputation is not None and MLP in training_args.recomputation.parts:
-        yield ArgumentError(
-            "--tiled_mlp recomputes the MLPs already", place="--activation_checkpointing mlp", fix="leave one out"
-        )
     bare = facts.skeleton
     if bare is not None and not tileable(bare):
         yield ArgumentError(

@@ -21,7 +21,8 @@ from hftune.models.loading.quantisation import (
     quantisation_in,
 )
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules import Clashes, clashes, raised
+from hftune.preflight.rules import raised
+from hftune.preflight.rules.table import refused
 
 
 def check_quantisation(facts: Facts) -> Iterator[UserError]:
@@ -33,22 +34,7 @@ def check_quantisation(facts: Facts) -> Iterator[UserError]:
 
 def check_quantised_base(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
     """Problems of a quantised base: it is frozen, so it needs an adapter; 8 bit does not work under ZeRO-3."""
-    if adapter_args.load_in_4bit and adapter_args.load_in_8bit:
-        yield ArgumentError("4 bit and 8 bit at once", place="--load_in_4bit, --load_in_8bit", fix="choose one")
-    if adapter_args.quantised and not adapter_args.use_peft:
-        yield ArgumentError(
-            "a quantised model cannot be trained in full",
-            place="--load_in_4bit / --load_in_8bit",
-            fix="add --use_peft (or --qlora) to train an adapter on it",
-        )
-    if adapter_args.load_in_8bit and training_args.zero_stage == 3:
-        yield ArgumentError(
-            "8-bit weights under ZeRO-3 train with a wrong loss (bitsandbytes issue 1451)",
-            place="--load_in_8bit",
-            fix="use --load_in_4bit, or ZeRO-2: --deepspeed ds_configs/zero2.json",
-        )
-    if adapter_args.load_in_4bit:
-        yield from check_storage(adapter_args, training_args)
+    yield from refused("quantised", adapter_args, training_args)
 
 
 def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
@@ -69,31 +55,7 @@ def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) 
         yield ArgumentError(
             "FP8 is torchao's, which is not installed", place="--fp8", fix="pip install torchao, or leave it out"
         )
-    others: Clashes = {
-        "--use_peft": (adapter_args.use_peft, "a frozen base gains more from --load_in_4bit, which also shrinks it"),
-        "--bf16 False": (not training_args.bf16, "what is not multiplied in 8 bits is computed in bf16: --bf16 True"),
-        "--rl_algorithm": (hasattr(training_args, "rl_algorithm"), "answers would be written by a rounded policy"),
-        "--deepspeed: ZeRO-3": (
-            training_args.zero_stage == 3,
-            "torchao keeps gathered weights from the forward to the backward pass; use ZeRO-2: --deepspeed zero2",
-        ),
-        "--tensor_parallel_size": (training_args.tensor_parallel_size > 1, "AutoTP replaces the same layers"),
-        "--expert_parallel_size": (training_args.expert_parallel_size > 1, "not found right with sharded experts"),
-    }
-    yield from clashes("--fp8", others)
-
-
-def check_storage(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """Problems of `--bnb_4bit_quant_storage`: DeepSpeed would cast packed weights of a float dtype, and lose them."""
-    storage = adapter_args.bnb_4bit_quant_storage
-    # The dtype that DeepSpeed computes in; it leaves integers alone, and floats of this one as they are.
-    half = "bfloat16" if training_args.bf16 else "float16" if training_args.fp16 else None
-    if training_args.ds_resolved is not None and half and storage not in (None, "uint8", half):
-        yield ArgumentError(
-            f"DeepSpeed would cast packed weights kept as {storage} to {half}, and what is packed would be lost",
-            place="--bnb_4bit_quant_storage",
-            fix=f"give {half} or uint8, or leave it out",
-        )
+    yield from refused("fp8", adapter_args, training_args)
 
 
 def check_stored_quantised(

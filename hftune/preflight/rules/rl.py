@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from transformers import PreTrainedConfig
-
-from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.model import ModelArguments
-from hftune.arguments.rl_algorithms import BUILTIN_REWARDS, GRPOArguments, OnlineDPOArguments, PPOArguments, RLFields
+from hftune.arguments.rl_algorithms import BUILTIN_REWARDS, GRPOArguments, RLFields
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.loading.config import model_config
 from hftune.path_hints import looks_local, missing_folder
 from hftune.preflight.facts import Facts
+from hftune.preflight.rules.table import refused
 from hftune.publishing.places import REWARDS, check_place
 
 
@@ -31,19 +25,14 @@ def check_rl(facts: Facts) -> Iterator[UserError]:
     yield from _check_weights(args)
     yield from _check_patience(args)
     yield from _check_reward_cache(args)
-    yield from _check_generation(args)
+    if args.use_transformers_continuous_batching and (args.bf16 or args.fp16):
+        notice("--use_transformers_continuous_batching: TRL turns trained weights into 16 bits for good")
     if data_args.validation_file_dir or data_args.validation_split_percentage > 0:
         yield from _check_evaluation(args)
     if isinstance(args, GRPOArguments):
         yield from _check_dynamic_sampling(args)
         _say_means_of_micro_batches(args, facts.world.processes)
-    if isinstance(args, PPOArguments):
-        yield from _check_ppo(args)
-    if isinstance(args, OnlineDPOArguments):
-        yield from _check_online_dpo(args)
-    if facts.config is not None:
-        yield from _check_head(facts.config, facts.adapter_args, args)
-        yield from check_reference(facts.config, facts.model_args, facts.adapter_args, args)
+    yield from refused("rl", facts)
     _say_other_bases(str(facts.model_args.model_name_or_path), models)
 
 
@@ -108,35 +97,6 @@ def _check_reward_cache(args: RLFields) -> Iterator[UserError]:
         yield from check_place(args.reward_cache, kind=REWARDS, flag="--reward_cache")
 
 
-def _check_generation(args: StageArguments) -> Iterator[UserError]:
-    # 0 asks `hftune chat` for the likeliest tokens.
-    if args.temperature == 0:
-        cause = "at temperature 0 all answers to a prompt are the same, and there is nothing to compare"
-        yield ArgumentError(cause, place="--temperature 0", fix="give a number above 0")
-    if args.use_vllm and importlib.util.find_spec("vllm") is None:
-        yield ArgumentError(
-            "vLLM is not installed",
-            place="--use_vllm",
-            fix='leave it out (answers are made by transformers then), or pip install "trl[vllm]" for a GPU',
-        )
-    elif args.use_vllm and args.use_cpu:
-        yield ArgumentError("vLLM needs a GPU here", place="--use_vllm", fix="leave it out")
-    if args.use_vllm and args.zero_stage == 3 and not args.ds3_gather_for_generation:
-        yield ArgumentError(
-            "vLLM is sent whole weights, which must be gathered",
-            place="--ds3_gather_for_generation False",
-            fix="leave it out",
-        )
-    if args.use_transformers_continuous_batching and args.use_cpu:
-        yield ArgumentError(
-            "continuous batching takes most of the machine's memory for its cache, and gains nothing on a CPU",
-            place="--use_transformers_continuous_batching",
-            fix="leave it out",
-        )
-    elif args.use_transformers_continuous_batching and (args.bf16 or args.fp16):
-        notice("--use_transformers_continuous_batching: TRL turns trained weights into 16 bits for good")
-
-
 def _check_evaluation(args: StageArguments) -> Iterator[UserError]:
     """A problem where held-out answers do not fill whole groups; TRL looks only where it evaluates on the way."""
     # TRL's sampler repeats each held-out prompt so often, and drops none.
@@ -163,91 +123,6 @@ def _check_dynamic_sampling(args: GRPOArguments) -> Iterator[UserError]:
             fix=f"make --per_device_train_batch_size x --gradient_accumulation_steps a multiple of "
             f"{args.num_generations}, or use --dynamic_sampling False",
         )
-    if args.scale_rewards == "batch" or args.multi_objective_aggregation != "sum_then_normalize":
-        yield ArgumentError(
-            "advantages that are scaled over a batch are wrong once prompts of it are replaced",
-            place="--dynamic_sampling",
-            fix="use --scale_rewards group or none with --multi_objective_aggregation sum_then_normalize",
-        )
-
-
-def _check_ppo(args: PPOArguments) -> Iterator[UserError]:
-    if args.critic_init == "reward" and not args.reward_model_path:
-        yield ArgumentError(
-            "there is no reward model that the critic could begin as",
-            place="--critic_init reward",
-            fix="add --reward_model_path, or use --critic_init policy",
-        )
-    if args.critic_init == "reward" and args.critic == "shared":
-        yield ArgumentError(
-            "a head on the policy's states has no model of its own to begin with",
-            place="--critic shared --critic_init reward",
-            fix="use --critic separate, or leave out --critic_init",
-        )
-    if args.kl_target is not None and not args.beta:
-        yield ArgumentError(
-            "a KL target moves beta in proportion, and 0 stays 0",
-            place="--kl_target, --beta",
-            fix="give --beta 0.05 to begin with, say, or leave out --kl_target",
-        )
-
-
-def _check_online_dpo(args: OnlineDPOArguments) -> Iterator[UserError]:
-    if args.num_generations < 2:
-        yield ArgumentError(
-            "one answer a prompt makes no pair", place="--num_generations", fix="give 2 (its default) or more"
-        )
-    if not args.beta:
-        yield ArgumentError("DPO divides by beta", place="--beta", fix="give 0.1 (its default), say")
-    if args.per_device_train_batch_size % args.num_generations:
-        yield ArgumentError(
-            f"{args.num_generations} answers a prompt do not fit into micro-batches of "
-            f"{args.per_device_train_batch_size}, where a pair must be whole",
-            place="--per_device_train_batch_size",
-            fix=f"give a multiple of {args.num_generations}",
-        )
-
-
-def _check_head(config: PreTrainedConfig, adapter_args: AdapterArguments, args: RLFields) -> Iterator[UserError]:
-    """A problem of a head in float32 that is the embedding as well: TRL (1.16) does not look below the adapter."""
-    if getattr(args, "cast_lm_head_to_fp32", False) and adapter_args.use_peft and config.tie_word_embeddings:
-        yield ArgumentError(
-            "this model's head is its embedding, which TRL does not find below an adapter",
-            place="--cast_lm_head_to_fp32 with --use_peft",
-            fix="leave it out: log-probabilities are computed in float32 from the head's products",
-        )
-
-
-def check_reference(
-    config: PreTrainedConfig, model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
-    """A problem where TRL would load the reference from the same name without how the model was loaded.
-
-    With an adapter the reference is the model with its adapter off, which is right whatever was asked.
-    """
-    if adapter_args.use_peft or not training_args.keeps_reference:
-        return
-    # A folder has no revisions.
-    on_hub = not Path(str(model_args.model_name_or_path)).is_dir()
-    told = {
-        "--from_config": model_args.from_config,
-        "--model_revision": on_hub and model_args.model_revision != "main",
-        "--rope_scaling": _is_scaled_here(config, model_args, training_args),
-    }
-    if lost := [flag for flag, is_lost in told.items() if is_lost]:
-        yield ArgumentError(
-            f"the reference model would be loaded without {', '.join(lost)}, and be another model",
-            place=", ".join(lost),
-            fix="add --use_peft, or save the model as it is to be (run_sft.py) and name that folder",
-        )
-
-
-def _is_scaled_here(config: PreTrainedConfig, model_args: ModelArguments, training_args: StageArguments) -> bool:
-    if model_args.rope_scaling is None:
-        return False
-    # Positions that were stretched before are in the folder's config, where TRL finds them as well.
-    plain = model_config(dataclasses.replace(model_args, rope_scaling=None, rope_factor=None), training_args)
-    return bool(plain.get_text_config().rope_parameters != config.get_text_config().rope_parameters)
 
 
 def _say_means_of_micro_batches(args: GRPOArguments, processes: int) -> None:

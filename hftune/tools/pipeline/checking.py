@@ -102,21 +102,14 @@ def _group_problems(
     from hftune.arguments.adapter import AdapterArguments
     from hftune.arguments.data import DataArguments
     from hftune.arguments.model import ModelArguments
-    from hftune.arguments.raw_arguments import joined
     from hftune.distributed.ds_config import read_ds_config
     from hftune.distributed.ds_features import Setting
     from hftune.distributed.ds_setup import check_ds_config
 
     for group in (ModelArguments, DataArguments, AdapterArguments):
         names = {entry.name for entry in fields(group)}  # mypy joins the classes to type
-        flat = [
-            token
-            for entry in entries
-            if entry.name in names
-            for token in (f"--{entry.name}", *map(str, joined(entry.name, entry.values)))
-        ]
         try:
-            HftuneParser([group]).parse_args_into_dataclasses(args=flat, look_for_args_file=False)
+            HftuneParser([group]).made(entry for entry in entries if entry.name in names)
         except UserError as problem:
             yield _at(problem, places)
     given = {entry.name: str(entry.values[0]) for entry in entries if entry.values}

@@ -27,7 +27,6 @@ def test_nothing_to_say(tiny_model: Path) -> None:
         ([], {"output_dir": None}, ["no output folder", "--output_dir"]),
         ([], {"train_file_dir": None}, ["no training data", "--train_file_dir"]),
         ([], {"validation_file_dir": "nowhere"}, ["no file or folder nowhere", "--validation_file_dir"]),
-        (["--eval_strategy", "steps"], {}, ["no records are held out", "--validation_split_percentage 5"]),
         (
             ["--do_eval", "True"],
             {"train_file_dir": None, "validation_file_dir": "."},
@@ -38,11 +37,8 @@ def test_nothing_to_say(tiny_model: Path) -> None:
         ([], {"train_file_dir": ".#zero"}, ["'zero' after # is not a number of records", "--train_file_dir"]),
         ([], {"train_file_dir": ".,tests", "train_dataset_prob": "1"}, ["1 weights for 2 sources"]),
         ([], {"columns": "question"}, ["'question' is no list of columns", "--columns", "OURS=YOURS"]),
-        (["--pad_to_multiple_of", "0"], {}, ["no length is a multiple", "--pad_to_multiple_of 0"]),
-        (["--pad_to_multiple_of", "-8"], {}, ["no length is a multiple", "--pad_to_multiple_of -8"]),
         ([], {"dummy_data": "10"}, ["2 kinds of training data at once", "--train_file_dir, --dummy_data"]),
         (["--load_in_4bit"], {}, ["cannot be trained in full", "--use_peft"]),
-        (["--use_peft", "--load_in_4bit", "--load_in_8bit"], {}, ["4 bit and 8 bit at once"]),
         (["--peft_path", "nowhere"], {}, ["there is no folder nowhere", "--peft_path"]),
     ],
 )

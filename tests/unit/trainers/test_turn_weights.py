@@ -9,11 +9,9 @@ import pytest
 import torch
 from datasets import Dataset
 
-from hftune.arguments.entry import parse_arguments
 from hftune.data.encode import ChatEncoder
 from hftune.data.splits import Splits
 from hftune.errors import DataError
-from hftune.preflight.rules.data import check_turn_weights
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import assistant, make_tokenizer, row, tokenize_chat, user
 from tests.unit.trainers.tiny import arguments, tiny_llama
@@ -70,11 +68,3 @@ def test_other_weights_than_0_and_1_must_be_asked_for() -> None:
     with pytest.raises(DataError, match=r"weight 0\.25") as caught:
         encoder.parse(row(7, messages=TURNS))
     assert caught.value.place == "data.jsonl:7" and "--turn_weights" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"), [(["--packing"], "packed rows"), (["--loss_type", "dft"], "--loss_type dft")]
-)
-def test_what_does_not_go_with_weights_is_refused(flags: list[str], words: str) -> None:
-    args = parse_arguments("sft", ["--output_dir", "o", "--turn_weights", *flags])[-1]
-    assert words in str(next(iter(check_turn_weights(args))))

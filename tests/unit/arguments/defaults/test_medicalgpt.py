@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from transformers import TrainingArguments
 
 from hftune import logging
@@ -13,8 +15,12 @@ from hftune.arguments.defaults import medicalgpt
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.names import table as names
 from hftune.errors import ArgumentError
-from tests.unit.arguments.defaults.medicalgpt_lists import COMMANDS, DEFAULTS
 
+LISTS = Path(__file__).parents[1] / "lists"
+DEFAULTS = yaml.safe_load((LISTS / "medicalgpt_defaults.yaml").read_text(encoding="utf-8"))
+LAUNCHED = yaml.safe_load((LISTS / "medicalgpt.yaml").read_text(encoding="utf-8"))
+SCRIPTS = {name: name for name in ("pt", "sft", "rm", "dpo", "orpo", "grpo")} | {"rloo": "ppo", "distill": "opd"}
+COMMANDS = {kind: " ".join(LAUNCHED[f"scripts/run_{script}.sh"]["flags"]) for kind, script in SCRIPTS.items()}
 STAGE = {"orpo": "dpo", "rloo": "rl", "grpo": "rl"}
 
 # What its classes have and hftune has no value for, or another one; `said`: the run says so.
@@ -66,7 +72,7 @@ def given(script: str) -> set[str]:
 
 def table(script: str) -> dict[str, str]:
     """Its classes' defaults as they are written down."""
-    entries = (entry.strip().split(" ", 1) for entry in " ".join(DEFAULTS[script].split()).split(", "))
+    entries = (entry.strip().split(" ", 1) for entry in DEFAULTS[script].split(", "))
     return {name: value.strip("'") for name, value in entries}
 
 

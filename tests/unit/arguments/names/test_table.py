@@ -42,7 +42,7 @@ def arguments(stage: str, argv: list[str], *, to_the_end: bool = True) -> dict[s
     parser = parser_of(stage)
     entries = parser.translate(argv)
     if to_the_end:
-        parser.parse_args(parser._flat(entries))
+        assert not [*parser.misfits(entries)]
     return {entry.name: " ".join(map(str, entry.values)) for entry in entries}
 
 
@@ -198,7 +198,7 @@ def test_values_that_are_data() -> None:
 def test_a_name_stands_there_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     line = "n,data,refused,,d,b,,,,x,,"
     (tmp_path / "names.csv").write_text(",".join(cells()) + f"\n{line}\n{line}\n")
-    monkeypatch.setattr("hftune.arguments.names.table.files", lambda package: tmp_path)
+    monkeypatch.setattr("hftune.tables.files", lambda package: tmp_path)
     with pytest.raises(AssertionError, match="twice"):
         table.__wrapped__()
 

@@ -12,6 +12,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
 from hftune.preflight.facts import resolve
 from hftune.preflight.rules.distill import _check_targets, check_distillation, check_teachers
+from hftune.preflight.rules.table import refused
 from tests.unit.data.target_files import conversations, write
 
 TEACHER = "--teacher_model_name_or_path"
@@ -30,19 +31,13 @@ def test_a_teacher_that_fits(tiny_model: Path, tiny_teacher: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "place", "says"),
     [
-        ((TEACHER,), TEACHER, "no teacher"),
         (("--teacher_weights", "1", "2"), "--teacher_weights", "2 weights for 1"),
         (("--teacher_weights", "0"), "--teacher_weights", "weight 0"),
-        (("--temperature", "0"), "--temperature", "temperature"),
-        (("--label_smoothing_factor", "0.1"), "--loss_type", "divergence"),
         (("--loss_type", "dft"), "--loss_type", "divergence"),
-        (("--add_tokens", "<ref>"), "--add_tokens", "tokens that it does not know"),
-        (("--add_special_tokens", "<ref>"), "--add_tokens", "tokens that it does not know"),
     ],
 )
 def test_what_is_refused(flags: tuple[str, ...], place: str, says: str, tiny_model: Path, tiny_teacher: Path) -> None:
-    given = () if flags == (TEACHER,) else (TEACHER, str(tiny_teacher), *flags)
-    (problem,) = problems(tiny_model, *given)
+    (problem,) = problems(tiny_model, TEACHER, str(tiny_teacher), *flags)
     assert place in str(problem.place) and says in problem.cause and problem.fix
 
 
@@ -64,7 +59,10 @@ def of_namespace(folder: Path | None, streaming: bool = False, **changes: Any) -
     }
     args: Any = SimpleNamespace(**(own | changes))
     facts: Any = SimpleNamespace(training_args=args, data_args=SimpleNamespace(streaming=streaming))
-    return "\n".join(problem.render() for problem in [*check_teachers(args), *_check_targets(facts)])
+    return "\n".join(
+        problem.render()
+        for problem in [*check_teachers(args), *refused("distill", args, facts.data_args), *_check_targets(facts)]
+    )
 
 
 def test_what_does_not_go_with_stored_targets_is_named(tmp_path: Path) -> None:
@@ -72,10 +70,6 @@ def test_what_does_not_go_with_stored_targets_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "targets"
     assert of_namespace(folder) == ""
     assert of_namespace(folder, packing=True) == ""
-    assert "stored already" in of_namespace(folder, teachers=["T"])
-    assert "own answers" in of_namespace(folder, share_on_policy=1.0, distill_mode="on_policy")
-    assert "--streaming" in of_namespace(folder, streaming=True)
-    assert "cuts them" in of_namespace(folder, packing=True, packing_strategy="wrapped")
     assert "cuts them" in of_namespace(folder, eval_packing=True, packing_strategy="bfd_split")
     assert "of temperature 1.0" in of_namespace(folder, temperature=2.0)
     assert "holds no targets" in of_namespace(tmp_path)
@@ -87,8 +81,4 @@ def test_what_a_server_is_not_asked_for(tmp_path: Path) -> None:
     url = {"teacher_server_url": "http://h:8000"}
     assert of_namespace(None, **url) == of_namespace(None, **url, share_on_policy=1.0, teacher_top_k=5) == ""
     assert "no address" in of_namespace(None, teacher_server_url="h:8000")
-    assert "at temperature 1" in of_namespace(None, **url, temperature=2.0)
-    assert "stored already" in of_namespace(tmp_path / "targets", **url)
     assert "as one teacher" in of_namespace(None, **url, teacher_model_name_or_path=["a", "b"])
-    for name, value in (("load_in_4bit", True), ("load_in_8bit", True), ("dtype", "float16"), ("model_revision", "v")):
-        assert f"--teacher_{name}" in of_namespace(None, **url, **{f"teacher_{name}": value})

@@ -12,15 +12,13 @@ from hftune.distributed.nodes import host
 from hftune.preflight.check_run import check_machines
 from hftune.preflight.facts import World
 from hftune.preflight.rules.machines import (
-    check_saving,
-    collective_seconds,
     content_mark,
     differences,
     file_marks,
     process_facts,
     shown,
-    slight_differences,
 )
+from hftune.preflight.rules.table import refused
 
 
 def facts(rank: int, host: str = "a", **changes: Any) -> dict[str, Any]:
@@ -44,7 +42,7 @@ def facts(rank: int, host: str = "a", **changes: Any) -> dict[str, Any]:
 
 def test_alike() -> None:
     everyone = [facts(0), facts(1)]
-    assert not list(differences(everyone)) and not list(slight_differences(everyone))
+    assert not list(differences(everyone))
 
 
 def test_each_kind_of_difference_is_an_error() -> None:
@@ -76,33 +74,27 @@ def test_files_and_configs() -> None:
     ]
 
 
-def test_patch_levels_and_devices_are_notices() -> None:
+def test_patch_levels_and_devices_may_differ() -> None:
     other = facts(1, "b", versions={"python": "3.11.4", "torch": "2.13.1+cu130"}, device="NVIDIA A100")
-    everyone = [facts(0), other]
-    assert not list(differences(everyone))
-    assert list(slight_differences(everyone)) == [
-        "python differs in its patch level: 3.11.9 on a (rank 0); 3.11.4 on b (rank 1)",
-        "torch differs in its patch level: 2.13.0+cu130 on a (rank 0); 2.13.1+cu130 on b (rank 1)",
-        "the devices differ (NVIDIA A100, NVIDIA H100 80GB HBM3): the slowest sets the pace",
-    ]
+    assert not list(differences([facts(0), other]))
 
 
 def test_who_takes_part() -> None:
     everyone = [facts(rank, "ab"[rank // 2]) for rank in range(4)]
-    assert shown(everyone, 0.0001) == [
-        "4 processes on 2 machine(s), all reached in 0.10 ms",
+    assert shown(everyone) == [
+        "4 processes on 2 machine(s)",
         "  rank 0-1 on a: NVIDIA H100 80GB HBM3, 79 GiB, nccl, torch 2.13.0+cu130, code abcdef",
         "  rank 2-3 on b: NVIDIA H100 80GB HBM3, 79 GiB, nccl, torch 2.13.0+cu130, code abcdef",
         "  rank 0 has python 3.11.9, torch 2.13.0+cu130, trl 1.16.0",
     ]
     about = "NVIDIA H100 80GB HBM3, 79 GiB, nccl, torch 2.13.0+cu130, code abcdef"
-    assert shown(everyone[:2], 0.0001) == [f"2 processes on a: {about}: all reached in 0.10 ms"]
+    assert shown(everyone[:2]) == [f"2 processes on a: {about}"]
 
 
 def test_what_a_process_says_of_itself() -> None:
     found = process_facts(parse_arguments("sft", ["--output_dir", "o"]))
     assert found["host"] == host() and found["versions"]["torch"] == torch.__version__
-    assert len(found["code"]["hftune's files"]) == 16 and collective_seconds(torch.device("cpu")) < 1
+    assert len(found["code"]["hftune's files"]) == 16
 
 
 class Arguments:
@@ -115,12 +107,12 @@ class Arguments:
 def test_a_run_of_one_process_asks_none() -> None:
     args = Arguments(save_on_each_node=False, zero_stage=0)
     for everyone, count in (((), 0), ((facts(0), facts(1, versions={"trl": "1.15.2"})), 1)):
-        run: Any = Arguments(world=World(2, 2, on_cpu=True, everyone=everyone), training_args=args)
+        run: Any = Arguments(world=World(2, on_cpu=True, everyone=everyone), training_args=args)
         assert len([*check_machines(run)]) == count
 
 
 def test_saving_on_each_machine_under_zero3() -> None:
-    found = [list(check_saving(Arguments(save_on_each_node=True, zero_stage=stage))) for stage in (2, 3)]  # type: ignore[arg-type]
+    found = [list(refused("machines", Arguments(save_on_each_node=True, zero_stage=stage))) for stage in (2, 3)]
     assert [len(problems) for problems in found] == [0, 1] and "only the first machine" in found[1][0].cause
 
 

@@ -25,7 +25,6 @@ from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.memory import GIB, Free, model_size, packed_bytes, packed_linears, run_setup
 from hftune.preflight.rules.adapters import check_adapters, check_rope
 from hftune.preflight.rules.model import check_model, say_context
-from hftune.preflight.rules.rl import check_reference
 from tests.architectures import ARCHITECTURES, MIXTURES_OF_EXPERTS, make_config
 from tests.table.tiny import tiny_checkpoint
 from tests.unit.preflight.said import problems as said_by
@@ -66,8 +65,6 @@ def of_config(facts: Facts) -> Iterator[UserError]:
     """Rules of adapters and of RL that compare configs."""
     if facts.config is not None:
         yield from check_rope(facts.config, facts.adapter_args)
-        if facts.stage == "rl":
-            yield from check_reference(facts.config, facts.model_args, facts.adapter_args, facts.training_args)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -82,10 +79,6 @@ def test_nothing_to_say_of_any_architecture(config_of: Any, name: str) -> None:
         ("pt", "llama", ("--router_aux_loss_coef", "0.01"), "llama is no mixture of experts"),
         ("sft", "llama", ("--moe_z_loss_coef", "0.01"), "llama is no mixture of experts"),
         ("sft", "gemma2", ("--attn_implementation", "sdpa"), "gemma2 has no sdpa"),
-        ("rl", "llama", ("--hidden_dropout_prob", "0.1"), "completions would be sampled"),
-        ("dpo", "llama", ("--attention_probs_dropout_prob", "0.1"), "--disable_dropout False"),
-        ("rm", "llama", ("--hidden_dropout_prob", "0.1"), "switched off in this stage"),
-        ("sft", "llama", ("--from_config", "--use_peft"), "an adapter on weights drawn at random"),
         ("sft", "llama", ("--rope_scaling", "cubic"), "no rope scaling 'cubic'"),
         (
             "sft",
@@ -218,18 +211,6 @@ def test_setup_reads_deepspeed_and_the_optimizer(config_of: Any) -> None:
 def test_own_coefficients_need_no_flag(config_of: Any) -> None:
     for name in MIXTURES_OF_EXPERTS:
         assert problems("sft", config_of(name), "--use_peft", "--deepspeed", ZERO3) == ""
-
-
-@pytest.mark.parametrize("stage", ["rl"])
-def test_a_reference_that_would_be_another_model(config_of: Any, stage: str) -> None:
-    """TRL's own; preference optimisation loads its second model as the first."""
-    scaled = ("--rope_scaling", "linear", "--rope_factor", "2", "--beta", "0.1")
-    said = problems(stage, config_of("llama"), *scaled)
-    assert "the reference model would be loaded without --rope_scaling" in said and "--use_peft" in said
-    assert problems(stage, config_of("llama"), *scaled, "--use_peft") == ""
-    assert problems(stage, config_of("llama"), "--beta", "0.1") == ""
-    said = problems(stage, config_of("llama"), "--beta", "0.1", "--from_config")
-    assert "without --from_config" in said
 
 
 def test_an_adapter_keeps_its_positions(config_of: Any, tmp_path: Path) -> None:

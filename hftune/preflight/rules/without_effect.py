@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hftune.checks import holds, is_off, value_of
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.losses.preference import losses_with
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules.table import holds, is_off, value_of
 from hftune.tables import read_table
 
 _FAILS = ("dataloader_num_workers",)

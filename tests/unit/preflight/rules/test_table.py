@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
+from hftune import checks as language
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, stage_parser
+from hftune.checks import Check, checks, holds, value_of
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules import table
-from hftune.preflight.rules.table import Check, checks, holds, refused, value_of
+from hftune.preflight.rules.table import refused
 from hftune.preflight.rules.without_effect import needs
+
+RULES = "hftune.preflight.rules"
 
 
 class Kind(Enum):
@@ -61,7 +64,7 @@ def test_a_row_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         Check("t", "on", ": they {text}", "--on, --three, --half {half}", ""),
         Check("t", "off", "never", "", ""),
     ]
-    monkeypatch.setattr(table, "checks", lambda: {"t": rows})
+    monkeypatch.setattr(language, "checks", lambda package: {"t": rows})
     first, second = refused("t", RUN)
     assert (first.place, first.fix) == ("--three galore_adamw", "leave it out")
     assert first.cause.startswith("3 and 0.5 of {'stage': 2")
@@ -80,14 +83,14 @@ def known_names() -> set[str]:
 
 def test_what_the_tables_name_is_there() -> None:
     known, names = known_names(), set()
-    conditions = [check.when for rows in checks().values() for check in rows] + [need.read for need in needs()]
+    conditions = [check.when for rows in checks(RULES).values() for check in rows] + [need.read for need in needs()]
     for term in (term for one in conditions for terms in one.split(" or ") for term in terms.split(" & ")):
-        parts = table._TERM.fullmatch(term)
+        parts = language._TERM.fullmatch(term)
         assert parts is not None, term
         names.add(parts[2].partition(".")[0])
         if parts[4] and parts[3] != "=" and parts[4][0].isalpha():
             names.add(parts[4])
-    for row in (row for rows in checks().values() for row in rows):
+    for row in (row for rows in checks(RULES).values() for row in rows):
         texts = f"{row.cause} {row.place} {row.fix}"
         names |= {name.partition(".")[0] for name in re.findall(r"\{([a-z][\w.]*)\}", texts)}
         assert row.cause and row.place, row
@@ -104,16 +107,16 @@ def example_of(check: Check, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace
     argv = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", *flags]
     arguments = parse_arguments(stage, argv)
     beside = SimpleNamespace(flag="--flag", splits="S", **{name: json.loads(value) for name, value in said.items()})
-    monkeypatch.setattr(table.importlib.util, "find_spec", lambda name: "installed" not in check.when or None)
+    monkeypatch.setattr(language.importlib.util, "find_spec", lambda name: "installed" not in check.when or None)
     return SimpleNamespace(arguments=(beside, *arguments), stage=stage)
 
 
-@pytest.mark.parametrize("topic", sorted(checks()))
+@pytest.mark.parametrize("topic", sorted(checks(RULES)))
 def test_an_example_is_refused_by_its_row_alone(topic: str) -> None:
-    for check in checks()[topic]:
+    for check in checks(RULES)[topic]:
         with pytest.MonkeyPatch.context() as patch:
             run = example_of(check, patch)
-            fired = [one.when for one in checks()[topic] if holds(one.when, [run])]
+            fired = [one.when for one in checks(RULES)[topic] if holds(one.when, [run])]
             assert fired == [check.when], check.example
             for problem in refused(topic, run):
                 assert "{" not in problem.cause + str(problem.place) and "None" not in problem.cause

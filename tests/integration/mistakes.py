@@ -241,7 +241,7 @@ MISTAKES = [
         "other keys",
         "run_sft --train_file_dir {case}/data.jsonl",
         ("anser, questoin", "data.jsonl:1"),
-        added,
+        given("--columns", "question=questoin answer=anser", "--columns OURS=YOURS renames a column"),
         {"data.jsonl": WRONG_KEYS},
     ),
     Mistake(

@@ -75,7 +75,7 @@ def test_medicalgpts_grpo(quick: Callable, tmp_path: Path) -> None:
     said, manifest = quick("rl", "--train_file_dir", str(tmp_path / "data"), "--defaults", "medicalgpt", *sizes)
     history = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]
     assert {"rewards/accuracy/mean", "rewards/format/mean"} <= history[0].keys()
-    assert "rewards accuracy+format*" in said
+    assert "reward_funcs accuracy+format*" in said
     samples = (tmp_path / "out" / "completions.jsonl").read_text()
     assert "<answer> answer here </answer>" in samples
     assert manifest["data"]["train"]["tokens"] > 8 * 100  # the message is longer than the questions

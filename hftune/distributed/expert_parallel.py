@@ -21,9 +21,6 @@ FLAG = "--expert_parallel_size"
 PRESETS = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 """Architectures (`model_type`) whose layers AutoEP (0.19.8) was found to train as transformers does."""
 
-ACTIVATION = "silu"
-"""Of the experts of all of them; AutoEP computes no other there."""
-
 
 def group_name(size: int) -> str:
     """DeepSpeed's name for the groups of `size` processes that hold all experts together."""

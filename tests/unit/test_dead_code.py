@@ -19,19 +19,17 @@ ASKED_FOR = {
             *("create_model_card", "logging_nan_inf_filter", "precompute_ref_logps"),
             *("compute_ref_log_probs", "maybe_activation_offload_context"),
             *("id2label", "label2id", "is_quantized", "gate_proj", "padding_idx"),
-            *("forward_of_a_tile", "pre_tokenizer", "on_finalized_text", "hub_strategy"),
+            *("forward_of_a_tile", "pre_tokenizer", "on_finalized_text"),
         ),
         "by upstream",
     ),
-    "print_help": "by argparse",
     # by http.server
     **dict.fromkeys(
         ("do_GET", "error_content_type", "error_message_format", "log_message", "version_string"), "by http.server"
     ),
     # by name, as the columns of a batch, the keys of a manifest, or the values of an argument
     **dict.fromkeys(("prompt_mask", "state_values", "split_documents", "untrained_tokens", "sorts"), "as a key"),
-    # by tests: a figure to compare with, a state to begin with
-    **dict.fromkeys(("forget", "side_by_side"), "by tests"),
+    "forget": "by tests, a state to begin with",
 }
 """What vulture cannot see a use of, and who asks for it."""
 

@@ -12,6 +12,7 @@ FLOORS = [
         *(
             "chat_templates",
             "child_processes",
+            "checks",
             "constants",
             "digests",
             "errors",
@@ -19,7 +20,7 @@ FLOORS = [
             "interrupts",
         ),
         *("logging", "on_demand", "opening", "path_hints", "secrets", "template_arguments", "terminal"),
-        *("user_cache", "visible", "weight_files"),
+        *("tables", "user_cache", "visible", "weight_files"),
     },
     {"compat", "losses"},
     {"distributed", "publishing"},

@@ -23,7 +23,7 @@ def main() -> None:
     from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.stage import finish_run, start_run
     from hftune.trainers.online.tools import load_tools
-    from hftune.trainers.rewards.loading import load_judges, load_rewards
+    from hftune.trainers.rewards.loading import load_rewards
     from hftune.trainers.rl import rl_trainer
 
     run = start_run("rl", arguments)  # decide what was left open, refuse what cannot work, seed
@@ -33,14 +33,14 @@ def main() -> None:
     tools = load_tools(training_args, tokenizer)
     encoder = PromptEncoder.from_arguments(tokenizer, training_args)
     data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
-    rewards, judges = load_rewards(training_args, model_args), load_judges(training_args, model_args)
+    rewards = load_rewards(training_args, model_args)
 
     read_model = partial(load_causal_lm, model_args, adapter_args, training_args, tokenizer, run.facts.build)
     model = add_adapter(read_model(), adapter_args, training_args)
     starts = adapter_args.starts_as_base
     trainer = rl_trainer(
         model, training_args, tokenizer, data, rewards,
-        judges=judges, tools=tools, starts_as_base=starts, read_again=read_model,
+        tools=tools, starts_as_base=starts, read_again=read_model,
     )  # fmt: skip
     finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest
 

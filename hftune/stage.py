@@ -135,7 +135,7 @@ def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionC
             f"{file}, of which records are held out, was trained in {folder}: figures are of what the model has seen"
         )
     use_progress_line(trainer)
-    with on_demand(_TRACKED)(trainer, manifest) if args.report_to else nullcontext({}) as trackers:
+    with on_demand(_TRACKED)(trainer, manifest) if args.report_to else nullcontext():
         if args.do_train:
             lock_output(Path(str(args.output_dir)), create=True)
             manifest["metrics"] |= _train(run, trainer, data, manifest, stop)
@@ -144,7 +144,7 @@ def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionC
             _open_log(args)
             trainer.save_state()
     # Of every rank: counting trained tokens is a collective.
-    manifest |= describe_result(run.began, trainer, data) | ({"trackers": trackers} if trackers else {})
+    manifest |= describe_result(run.began, trainer, data)
     manifest["status"] = manifests.COMPLETE
     if args.do_train and ranks.is_main():
         _write_card(args, manifest)
@@ -202,9 +202,6 @@ def _train(
     if args.callbacks or args.early_stopping_patience:
         for callback in on_demand("hftune.trainers.callbacks:asked_callbacks")(args):
             trainer.add_callback(callback)
-    if args.eval_tasks:
-        tasks = on_demand("hftune.trainers.callbacks:CheckpointTasks")
-        trainer.add_callback(tasks(run.facts.data_args, args, trainer.log))
     try:
         result = trainer.train(resume_from_checkpoint=resume)
     except EvaluationStopped:  # one before the first step (--eval_on_start)
@@ -358,5 +355,3 @@ def _say_goodbye(run: Run, manifest: manifests.Manifest) -> None:
     )
     if figures:
         get_logger().info("  %s", figures)
-    for name, place in manifest.get("trackers", {}).items():
-        get_logger().info("  %s: %s", name, place)

@@ -172,17 +172,12 @@ class ProfileFields:
 
 @dataclass
 class CallbackFields:
-    """Callbacks of transformers' Trainer by name, and what is measured of checkpoints."""
+    """Callbacks of transformers' Trainer by name, and early stopping."""
 
     callbacks: list[str] | None = option(
         None,
         "Callbacks of yours: FILE.py:CLASS or MODULE:CLASS, subclasses of transformers' TrainerCallback; "
         "with arguments 'FILE.py:CLASS{\"after\": 3}'.",
-    )
-    eval_tasks: list[str] | None = option(
-        None,
-        "Have `hftune evaluate` measure these tasks of every checkpoint, on --validation_file_dir (loss, "
-        "exact_match, chrf, ...) or as lm-eval has them; training waits meanwhile.",
     )
     early_stopping_patience: int | None = option(
         None,

@@ -75,9 +75,6 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
     hard_label_share: float = option(
         0.0, "Share of the plain loss of the records' own tokens in the loss; the rest is the teacher's."
     )
-    max_teacher_entropy: float | None = option(
-        None, "Tokens of which a teacher is less sure than this (entropy in nats) are not trained."
-    )
     sample_completions: int = option(
         8, "Answers of the student written to completions.jsonl in the output folder at each log."
     )

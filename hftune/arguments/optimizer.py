@@ -81,9 +81,6 @@ class OptimizerArguments:
     muon_extra_scale_factor: float = option(
         0.2, "Further factor; 0.2 with spectral lets Muon use AdamW's rates (arXiv:2502.16982)."
     )
-    print_groups: bool = option(
-        False, "Show every parameter group before training: members, elements, rate, decay, optimizer."
-    )
 
     if TYPE_CHECKING:  # what the TrainingArguments alongside this class bring
 

@@ -47,6 +47,7 @@ from hftune.stores.located import located
 from hftune.visible import as_typed, say
 
 _NO_PARTS = "`hftune tokenize` makes all records, with --preprocessing_num_workers processes"
+_BETA = "beta stays as it is given: lower or raise --beta"
 _GOLD = "a teacher has the student's tokenizer; for another one there is TRL's GOLD (trl.experimental.gold)"
 REMOVED = {
     "shard": _NO_PARTS,
@@ -63,6 +64,12 @@ REMOVED = {
     "max_waiting": "the server that `hftune serve` starts queues requests itself",
     "as_served": "leave it out: a turn whose text before it is not the inference prompt is refused, and `hftune serve` "
     "proves that its server's prompts are those of training",
+    "eval_tasks": "`hftune evaluate OUTPUT/checkpoint-* --eval_tasks ...` measures checkpoints",
+    "judge_reward": "name it among the rewards, with 0 in --reward_weights: its mean is logged as rewards/NAME/mean",
+    "kl_target": _BETA,
+    "kl_horizon": _BETA,
+    "max_teacher_entropy": "all labels are trained; --temperature softens both sides",
+    "print_groups": "docs/optimizers.md says which rate and decay a weight has; the log shows the first group's rate",
     "text_only_export": "leave it out: a model is saved with all parts, which vLLM and llama.cpp's converter take",
 }
 """Arguments that there were, and what stands in their place."""

@@ -39,12 +39,6 @@ class RLFields(TurnTokenFields):
         "asked for twice, and a run is replayed from it.",
     )
     system_prompt: str | None = option(None, "System message put before each prompt that has none of its own.")
-    # Never trained on, so that a policy that games its reward shows: the two means part.
-    judge_reward: list[str] | None = option(
-        None,
-        "Reward models or functions that are never trained on: their mean is logged with the reward, and "
-        "how far the two have drifted apart.",
-    )
     sample_completions: int = option(
         8, "Completions written to completions.jsonl in the output folder at each logged step."
     )
@@ -225,9 +219,6 @@ class PPOArguments(RLOOArguments, _Loop):
     whiten_rewards: bool = option(False, "Scale rewards a token to a standard deviation of 1, without shifting them.")
     missing_eos_penalty: float | None = option(None, "Taken from the reward of an answer that does not end by itself.")
     kl_estimator: str = option("k1", "KL in the reward: k1 the log ratio, k3 never negative.", choices=["k1", "k3"])
-    kl_target: float | None = option(None, "Let beta follow this KL, in nats an answer; left out: beta stays.")
-    # Answers, not steps: the controller then acts alike for every batch size (arXiv:1909.08593).
-    kl_horizon: int = option(10_000, "Answers in which beta changes by at most a fifth.")
     gamma: float = option(1.0, "Discount a token.")
     # 0.95 from the paper on GAE (arXiv:1506.02438); gamma 1 since a reward comes at the end of an answer.
     lam: float = option(0.95, "Lambda of the generalised advantage estimate.")

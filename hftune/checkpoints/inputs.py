@@ -20,7 +20,7 @@ from hftune.stores.located import origins
 READ = {
     *("accelerator_config", "add_special_tokens", "add_tokens", "against", "base_model_name_or_path", "callbacks"),
     *("chat_template", "chat_template_path", "dataset_dir", "deepspeed", "fsdp_config"),
-    *("include_path", "judge_reward", "model_name_or_path"),
+    *("include_path", "model_name_or_path"),
     *("models", "peft_model_path", "peft_path", "question_file", "ref_adapters", "ref_model", "reward_funcs"),
     *("reward_model_path", "tokenized_dir", "tokenizer_name_or_path", "tokenizer_path", "tools"),
     *("teacher_model_name_or_path", "teacher_targets", "train_file_dir", "validation_file_dir"),

@@ -65,7 +65,7 @@ class DistillTrainer(TokenTrainer, TokenRows):
         stored = args.teacher_targets
         self.teachers: Teachers | StoredTeacher | ServerTeacher
         if args.teacher_server_url:
-            self.teachers = ServerTeacher(teacher_server(args), args.device)
+            self.teachers = ServerTeacher(teacher_server(args))
         elif stored:
             self.teachers = StoredTeacher(stored)
         else:
@@ -108,7 +108,3 @@ class DistillTrainer(TokenTrainer, TokenRows):
         super().log(logs, start_time)
         if self.drawn is not None:
             self.drawn.write(self)
-
-    def count_trained_tokens(self) -> int | None:
-        """Counted where answers are drawn, which have others than the records."""
-        return super().count_trained_tokens() if self.drawn is None else self.drawn.trained_tokens(self)

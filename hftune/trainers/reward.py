@@ -24,7 +24,7 @@ from hftune.logging import get_logger, notice
 from hftune.losses.reward_model import bradley_terry, centring
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.pair_figures import PairFigures
-from hftune.trainers.features.run import Inputs, Run, mean_over_processes, plain_model, say_if_nothing_learnt
+from hftune.trainers.features.run import Inputs, mean_over_processes, plain_model, say_if_nothing_learnt
 from hftune.trainers.isolation import prove_rows_isolated
 from hftune.trainers.rewards.held_out import describe, pair_figures, pair_report
 from hftune.trainers.stage_trainer import StageTrainer
@@ -142,42 +142,6 @@ class ScoredTrainer(StageTrainer):
         self.predict(self._training, metric_key_prefix="train")
 
 
-class RewardFigures(PairFigures):
-    """Figures of pairs, with the lowest and the highest score since the last log.
-
-    Attributes:
-        extremes: (2,) float64: the lowest score of this process, and the highest with its sign turned.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.extremes = torch.full((2,), torch.inf, dtype=torch.float64, device=device)
-
-    def before_log(self, run: Run, logs: dict[str, float]) -> None:
-        """Next to the other figures."""
-        super().before_log(run, logs)
-        if "mean_reward" in logs:
-            low, high = self._of_all(run)
-            logs |= {"min_reward": low, "max_reward": -high}
-            self.extremes.fill_(torch.inf)
-
-    def end_loop(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
-        """Held-out pairs are measured by their scores, all at once (`RewardTrainer.score_figures`)."""
-
-    def state(self, run: Run) -> dict[str, Any]:
-        """Those since the last log, of all ranks."""
-        return super().state(run) | {"extremes": self._of_all(run)}
-
-    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
-        """Every rank may know them: they are no sums."""
-        super().load_state(run, saved)
-        self.extremes = self.extremes.new_tensor(saved.get("extremes", [torch.inf, torch.inf]))
-
-    def _of_all(self, run: Run) -> list[float]:
-        found: list[float] = run.accelerator.gather(self.extremes[None]).amin(0).tolist()
-        return found
-
-
 class RewardTrainer(ScoredTrainer, trl.RewardTrainer):
     """TRL's trainer with score differences, label smoothing and rows without padding.
 
@@ -199,7 +163,7 @@ class RewardTrainer(ScoredTrainer, trl.RewardTrainer):
         **kwargs: Any,
     ) -> None:
         pad = tokenizer.pad_token_id
-        self.measured = RewardFigures(args.device)
+        self.measured = PairFigures(args.device)
         collator = FlatPairCollator(pad) if args.flat_batches else PairCollator(pad, args.pad_to_multiple_of)
         super().__init__(model, args, tokenizer, data, collator, **kwargs)
 
@@ -297,9 +261,6 @@ class RewardTrainer(ScoredTrainer, trl.RewardTrainer):
         metrics.add("mean_reward", scores, kept.expand_as(scores))
         metrics.add("accuracy", (chosen > rejected).float(), kept)
         metrics.add("margin", chosen - rejected, kept)
-        # Chosen by `where`: an index of bools would wait for the device.
-        signed = torch.stack([scores, -scores]).masked_fill(kept == 0, torch.inf)
-        self.measured.extremes = torch.minimum(self.measured.extremes, signed.flatten(1).amin(1).double())
 
 
 def _kept(inputs: Inputs) -> torch.Tensor:

@@ -33,7 +33,6 @@ def rl_trainer(
     data: Splits,
     rewards: Rewards,
     *,
-    judges: Rewards = ([], []),
     tools: Sequence[Callable[..., Any]] = (),
     starts_as_base: bool = False,
     read_again: Callable[[], PreTrainedModel] | None = None,
@@ -43,7 +42,6 @@ def rl_trainer(
 
     Args:
         rewards: What `load_rewards` returned.
-        judges: Likewise; scored and logged only.
         tools: What `load_tools` returned; GRPO only.
         starts_as_base: The model with its adapter off is the reference: no copy of the adapter is kept for it.
         read_again: Reads the model once more, for a critic in full training under ZeRO-3.
@@ -66,8 +64,6 @@ def rl_trainer(
     )
     trainer.mixture = data.mixture
     _say_gathered(model, args)
-    # Behind the constructor, which would train on whatever it is given.
-    trainer.guards.set_judges(judges, args.device)
     if starts_as_base and isinstance(model, PeftModel) and "ref" in model.peft_config:
         # TRL copies any adapter that it did not make itself. One that changes nothing yet needs no copy.
         model.delete_adapter("ref")
@@ -82,19 +78,10 @@ def _check_prompts(data: Splits, args: RLArguments) -> None:
         raise ArgumentError(
             f"{len(data.train)} prompts, and a batch of answers is drawn for {needed}",
             place="--per_device_train_batch_size / --num_generations",
-            fix=_smaller_batch(len(data.train), args),
+            fix="lower one of them or --gradient_accumulation_steps, or give more prompts",
         )
     if rest := len(data.train) % needed:
         notice(f"{rest} of {len(data.train)} prompts, other ones each epoch, are left out: a batch takes {needed}")
-
-
-def _smaller_batch(prompts: int, args: RLArguments) -> str:
-    """A size of micro batches for which there are prompts enough."""
-    others = args.generation_batch_size // args.per_device_train_batch_size  # processes x steps
-    size = prompts // others * args.num_generations
-    if size:
-        return f"write --per_device_train_batch_size {size}, or give more prompts"
-    return f"lower --gradient_accumulation_steps {args.gradient_accumulation_steps}, or give more prompts"
 
 
 def _say_gathered(model: PreTrainedModel | PeftModel, args: RLArguments) -> None:

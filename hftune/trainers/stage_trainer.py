@@ -242,7 +242,7 @@ class StageTrainer(Base):
         phases.enter(phases.FORWARD, self.state.global_step)
         with self.sequence.own_random_numbers(self) if self.sequence else nullcontext():
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
-        self.nan_guard.after_step(self, inputs, loss.detach())
+        self.nan_guard.after_step(self, loss.detach())
         phases.enter(phases.OPTIMIZER)
         return loss
 

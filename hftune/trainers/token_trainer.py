@@ -72,11 +72,8 @@ class TokenTrainer(StageTrainer):
         return None if self.token_loss.evaluates else super().count_items(batches, device)
 
     def stage_prediction(self, model: Any, inputs: Inputs, loss_only: bool, ignore_keys: Any) -> tuple[Any, ...]:
-        """Predicted tokens in the place of logits, where that can be."""
-        result = self.token_loss.make_prediction(self, model, inputs, loss_only)
-        if result is None:
-            result = super().stage_prediction(model, inputs, loss_only, ignore_keys)
-        return self.token_loss.add_batch(inputs, result)
+        """The batch is added to what is measured of held-out tokens."""
+        return self.token_loss.add_batch(inputs, super().stage_prediction(model, inputs, loss_only, ignore_keys))
 
     def held_out(self, dataset: Any) -> Any:
         """As many records as fill every rank's last batch."""
@@ -109,7 +106,6 @@ class TokenTrainer(StageTrainer):
             self.train_dataset.progress.record(origins)
         return loss
 
-    def count_trained_tokens(self) -> int | None:
-        """Tokens with a loss so far, where an endless loader knows how far it came."""
-        follower = self.stream or self.blocks
-        return None if follower is None else follower.trained_tokens(self)
+    def count_trained_tokens(self) -> int:
+        """Tokens with a loss so far, as they were counted; every rank must ask."""
+        return self.speed.trained_tokens(self)

@@ -16,7 +16,6 @@ import filelock
 import numpy as np
 import psutil
 import pytest
-import torch
 from datasets import Dataset, Features, List, Value
 
 from hftune import digests, user_cache
@@ -33,7 +32,6 @@ from hftune.data.storage import cached
 from hftune.data.tokenized_folder import load_tokenised, save_tokenised
 from hftune.distributed import ranks
 from hftune.errors import DataError
-from hftune.trainers.preference.reference_cache import add_reference_columns
 from tests.unit.data.helpers import assistant, make_tokenizer, user
 
 TOKENIZER = make_tokenizer()
@@ -447,34 +445,3 @@ def test_a_small_file_that_is_damaged_is_not_there(
     assert user_cache.read_sealed("help", "page") == b"some text " * 20
     damage(tmp_path / "help" / "page")
     assert user_cache.read_sealed("help", "page") is None
-
-
-@pytest.mark.parametrize("damage", [flip(0.5, 3), cut(0.5), remove, None], ids=["flip", "cut", "removed", "sound"])
-def test_reference_numbers_that_are_damaged_are_computed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage | None
-) -> None:
-    monkeypatch.setenv("HFTUNE_CACHE", str(tmp_path))
-    dataset = Dataset.from_dict({"a": [1, 2, 3]})
-    computed: list[int] = []
-
-    def compute() -> dict[str, torch.Tensor]:
-        computed.append(1)
-        return {"ref": torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)}
-
-    add_reference_columns(dataset, "key", compute)
-    (file,) = (tmp_path / "reference").iterdir()
-    if damage:
-        damage(file)
-    assert add_reference_columns(dataset, "key", compute)["ref"][:] == [1.0, 2.0, 3.0]
-    assert len(computed) == (2 if damage else 1)
-    add_reference_columns(Dataset.from_dict({"a": [1, 2]}), "key", lambda: {"ref": compute()["ref"][:2]})
-    assert len(computed) == (3 if damage else 2), "numbers for other rows are of no use"
-    add_reference_columns(dataset, "key", compute)
-    done, other = len(computed), file.with_name("other.sealed")
-    file.rename(other)
-    add_reference_columns(dataset, "other", compute)
-    assert len(computed) == done + 1, "of another key"
-    np.savez(other.with_suffix(".npz"), ref=np.array([None] * 3), key=np.array("other"))
-    other.with_suffix(".npz").rename(other)
-    add_reference_columns(dataset, "other", compute)
-    assert len(computed) == done + 2, "a pickle, and no seal"

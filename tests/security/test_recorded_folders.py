@@ -139,7 +139,7 @@ def test_another_base_than_the_recorded_one(folders: Path, command: str) -> None
     assert "was trained on other weights than those in" in said(LANGUAGE[command](str(folders / "adapter")))
 
 
-@pytest.mark.parametrize("name", ["ref_model", "reward_model_path", "judge_reward", "teachers", "teacher_targets"])
+@pytest.mark.parametrize("name", ["ref_model", "reward_model_path", "teachers", "teacher_targets"])
 def test_everything_that_training_reads(folders: Path, name: str) -> None:
     """Targets of a teacher are such a folder as well: flipped bits in them, and exchanged shards."""
     value: Any = str(folders / "reward")

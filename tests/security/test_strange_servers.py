@@ -92,17 +92,18 @@ def entry(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
 
 HARMS: dict[str, Callable[[dict[str, Any]], Any]] = {
     **{
-        f"the id {key!r}": entry(key, -1.0)
+        f"the id {key!r}": entry(key, {"logprob": -1.0})
         for key in ("", "-1", "+5", "５", "9" * 30, "\x1b[2J")
     },
     **{
-        f"the number {value!r}": entry("6", value)
+        f"the number {value!r}": entry("6", value if isinstance(value, dict) else {"logprob": value})
         for value in (None, "x", {}, {"logprob": []}, True, 1.0, {"logprob": "-inf"})
     },
     **{
         f"places {value!r:.20}": lambda choice, value=value: choice.update(prompt_logprobs=value)
         for value in (None, 5, [], [None], [None] * 10_000, [{}] * 5)
     },
+    "a number that no float holds": entry("6", {"logprob": -(10**400)}),
     "one place more": lambda choice: choice["prompt_logprobs"].append({"5": -1.0}),
     "one place fewer": lambda choice: choice["prompt_logprobs"].pop(),
 }  # fmt: skip
@@ -117,7 +118,7 @@ def test_what_a_teacher_says_of_tokens(harm: Callable[[dict[str, Any]], Any], mo
 
 @pytest.mark.parametrize("logprob", [-1e308, -1000.0, -(10**30)])
 def test_what_is_next_to_impossible_is_a_number(logprob: float) -> None:
-    with server(lambda path, body: (200, places(entry("6", logprob), body))) as asked:
+    with server(lambda path, body: (200, places(entry("6", {"logprob": logprob}), body))) as asked:
         teacher = TeacherServer(asked.url, "t", 3)
         teacher.check(tiny_tokenizer())
         ((_, log_probs),) = teacher.said([[1, 2, 3]])

@@ -33,13 +33,11 @@ class Divergence:
             m = (1 - beta) * student + beta * teacher, as TRL's DistillationTrainer has it.
         temperature: Of both sides' distributions; the result is not scaled with it.
         hard_label_share: 0 to 1.
-        max_teacher_entropy: Nats, of the teacher at `temperature`; a token of which it is less sure has weight 0.
     """
 
     beta: float
     temperature: float = 1.0
     hard_label_share: float = 0.0
-    max_teacher_entropy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ class Lesson:
         return loss, dict(zip(COLUMNS, columns, strict=False))
 
 
-COLUMNS = ("divergence", "teacher_entropy", "log_probs", "entropy", "is_top1")
+COLUMNS = ("divergence", "log_probs", "entropy", "is_top1")
 """What is measured of each token: the first alone with detail 0."""
 
 
@@ -181,42 +179,39 @@ def taught(
     if (detail or share) and (how.temperature != 1.0 or width != logits.shape[1]):
         own = tempered(logits, 1.0)
     if isinstance(teacher, TopTargets):
-        divergence, entropy = diverge_at_top(student, teacher, how.beta)
+        divergence = diverge_at_top(student, teacher, how.beta)
     else:
-        divergence, entropy = diverge(student, teacher, how.beta)
+        divergence = diverge(student, teacher, how.beta)
     label = own.gather(1, ids[:, None]).squeeze(1)
     value = (1 - share) * divergence - share * label if share else divergence
-    if how.max_teacher_entropy is not None:
-        value = value * (entropy <= how.max_teacher_entropy)
     columns = [divergence.detach()]
     if detail:
         known = own.detach()
         # Of several that are the largest, one is the most likely.
-        columns += [entropy, label.detach(), -vecdot(known.exp(), known), known.max(dim=1).indices == ids]
+        columns += [label.detach(), -vecdot(known.exp(), known), known.max(dim=1).indices == ids]
     return value, *columns
 
 
-def diverge(student: torch.Tensor, teacher: torch.Tensor, beta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Divergence, with a gradient, and the teacher's entropy, (tokens,), from log-probabilities (tokens, outcomes).
+def diverge(student: torch.Tensor, teacher: torch.Tensor, beta: float) -> torch.Tensor:
+    """Divergence, with a gradient, (tokens,), from log-probabilities (tokens, outcomes).
 
     Of sums over p log p the gradient of p alone is taken: that of the logarithms adds up to 0, as all p are 1 together.
     """
     given = teacher.exp()
-    entropy = -vecdot(given, teacher)
     if beta == 0.0:
         # From differences, which are exact where the two are nearly equal.
-        return vecdot(given, teacher - student), entropy
+        return vecdot(given, teacher - student)
     chances = student.exp()
     if beta == 1.0:
-        return vecdot(chances, (student - teacher).detach()), entropy
+        return vecdot(chances, (student - teacher).detach())
     # Where both underflow, the logarithm must stay a number: times 0, it does not matter which.
     middle = torch.lerp(chances.detach(), given, beta).clamp_(min=torch.finfo(chances.dtype).tiny).log_()
     own = vecdot(chances, student.detach() - middle)
-    return beta * vecdot(given, teacher - middle) + (1 - beta) * own, entropy
+    return beta * vecdot(given, teacher - middle) + (1 - beta) * own
 
 
-def diverge_at_top(student: torch.Tensor, teacher: TopTargets, beta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same where only some tokens are known, with all others as one outcome: entropies are those of outcomes."""
+def diverge_at_top(student: torch.Tensor, teacher: TopTargets, beta: float) -> torch.Tensor:
+    """The same where only some tokens are known, with all others as one outcome."""
     present = teacher.ids >= 0
     at = teacher.ids.clamp(min=0)
     tiny = torch.finfo(student.dtype).tiny

@@ -383,7 +383,6 @@ class AnswerOutput(ModelOutput):
         loss: Where factors were given: -sum of factor * log_probs, a scalar. With a lesson, the sum of factor * what
             its divergence says; of the columns there are, with detail 0, `divergence` alone.
         divergence: From the teacher, nats, before the share of the label.
-        teacher_entropy: Of the teacher at the temperature of training, nats.
     """
 
     log_probs: torch.Tensor | None = None
@@ -393,7 +392,6 @@ class AnswerOutput(ModelOutput):
     log_sum_sq: torch.Tensor | None = None
     loss: torch.Tensor | None = None
     divergence: torch.Tensor | None = None
-    teacher_entropy: torch.Tensor | None = None
 
 
 def add_answer_head(

@@ -1,15 +1,13 @@
-"""Rules about what runs beside training: trackers, callbacks, tasks of checkpoints."""
+"""Rules about what runs beside training: trackers and callbacks."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from transformers import TrainerCallback
 
-from hftune.arguments.asking import OWN_TASKS
 from hftune.arguments.named_code import named_code
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.opening.json_file import parse_json
@@ -24,16 +22,11 @@ _FIX = "write --callbacks FILE.py:CLASS or MODULE:CLASS; with arguments 'FILE.py
 
 
 def check_callbacks(facts: Facts) -> Iterator[UserError]:
-    """Problems of `--callbacks`, `--eval_tasks` and `--early_stopping_patience`."""
+    """Problems of `--callbacks` and `--early_stopping_patience`."""
     args = facts.training_args
     for text in args.callbacks or []:
         yield from raised(callback_class, text)
     yield from refused("callbacks", facts)
-    others = [task for task in args.eval_tasks or [] if task not in OWN_TASKS]
-    if others and importlib.util.find_spec("lm_eval") is None:
-        near = did_you_mean(others[0], OWN_TASKS)
-        fix = f"{near} Tasks of hftune: {', '.join(OWN_TASKS)}; for lm-eval's: pip install 'hftune[eval]'".strip()
-        yield ArgumentError(f"hftune has no task {others[0]}", place="--eval_tasks", fix=fix)
 
 
 def callback_class(text: str) -> tuple[type[TrainerCallback], dict[str, Any]]:

@@ -115,7 +115,7 @@ def check_room(
         )
 
 
-_READ = ("ref_model", "reward_model_path", "judge_reward", "teacher_targets")
+_READ = ("ref_model", "reward_model_path", "teacher_targets")
 """Arguments of some stages that name folders."""
 
 

@@ -68,14 +68,6 @@ def _check_weights(args: RLFields) -> Iterator[UserError]:
             place="--reward_weights",
             fix="give one for each of --reward_model_path, then of --reward_funcs",
         )
-    for name in args.judge_reward or []:
-        # FILE.py:FUNCTION is no folder, and a relative name may be on the Hub.
-        if Path(name).is_absolute() and ":" not in name and not Path(name).is_dir():
-            yield ArgumentError(
-                f"there is no folder {name}",
-                place="--judge_reward",
-                fix=f"give a reward model, a function, or one of {', '.join(BUILTIN_REWARDS)}",
-            )
 
 
 def _check_patience(args: RLFields) -> Iterator[UserError]:

@@ -98,7 +98,7 @@ def load_teacher(model_args: ModelArguments, args: DistillArguments, tokenizer: 
     if args.teacher_server_url:
         server = teacher_server(args, args.teacher_top_k or args.top_k)
         server.check(tokenizer)
-        return Teacher(ServerTeacher(server, args.device), args.device, pad, temperature, k=server.k)
+        return Teacher(ServerTeacher(server), args.device, pad, temperature, k=server.k)
     models = load_teachers(model_args, args)
     for model in models:
         add_answer_head(model)

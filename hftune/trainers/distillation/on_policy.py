@@ -18,13 +18,10 @@ from hftune.models.loading.build import compute_dtype
 from hftune.trainers.features.answers import Completions
 from hftune.trainers.features.engine import reporting_passes
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.reward_guards import PATIENCE, distinct_ngrams, share_ended
+from hftune.trainers.features.reward_guards import PATIENCE, share_ended
 from hftune.trainers.features.run import Run, plain_model
 
 Record = dict[str, list[int]]
-
-_REPETITIVE = 0.3
-"""Share of different 3-grams below which answers are said to repeat themselves."""
 
 
 class OnPolicyAnswers(Completions, Feature):
@@ -45,8 +42,7 @@ class OnPolicyAnswers(Completions, Feature):
         super().__init__()
         self.share = share
         self.drawing = False
-        self._tokens = 0  # trained by this process
-        self._endless = self._repetitive = 0  # steps in a row
+        self._endless = 0  # steps in a row
 
     def draws(self, run: Run) -> bool:
         """Whether the step that comes trains the student's own answers."""
@@ -58,7 +54,6 @@ class OnPolicyAnswers(Completions, Feature):
         self.drawing = bool(step) and self.draws(run)
         if self.drawing:
             step = self.answered(run, step)
-        self._tokens += sum(int((batch["labels"] != IGNORE_INDEX).sum()) for batch in step)
         yield from step
 
     def answered(self, run: Run, step: list[Any]) -> list[Any]:
@@ -70,19 +65,6 @@ class OnPolicyAnswers(Completions, Feature):
         renewed = [[_renewed(record, answers) for record in batch] for batch in records]
         kept = [{name: batch[name] for name in (ORIGIN,) if name in batch} for batch in step]
         return [run.data_collator(batch) | more for batch, more in zip(renewed, kept, strict=True)]
-
-    def trained_tokens(self, run: Run) -> int:
-        """Overrides `Completions.trained_tokens`: counted, since records have others than were trained."""
-        counted = torch.tensor(self._tokens, dtype=torch.float64, device=run.args.device)
-        return int(run.accelerator.reduce(counted, "sum"))
-
-    def state(self, run: Run) -> dict[str, Any]:
-        """Trained tokens, over all ranks."""
-        return {"on_policy_tokens": self.trained_tokens(run)}
-
-    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
-        """The sum over all processes is given to one of them."""
-        self._tokens = int(saved.get("on_policy_tokens", 0)) if run.is_world_process_zero() else 0
 
     def _generate(self, run: Any, prompts: list[list[int]]) -> list[list[int]]:
         phases.enter(phases.GENERATION, run.state.global_step)
@@ -103,27 +85,18 @@ class OnPolicyAnswers(Completions, Feature):
     def _measure(self, run: Run, prompts: list[list[int]], answers: list[list[int]]) -> None:
         """Figures of the answers of all ranks, samples of this one's, and what is odd about them."""
         metrics, gather = run._metrics["train"], run.accelerator.gather
-        own = torch.tensor(
-            [[len(answer), distinct_ngrams(answer)] for answer in answers], dtype=torch.float64, device=run.args.device
-        )
-        lengths, distinct = gather(own.mean(0)[None]).mean(0).tolist()
+        own = torch.tensor([len(answer) for answer in answers], dtype=torch.float64, device=run.args.device)
         ended = share_ended(run, answers)
-        metrics["completions/mean_length"].append(lengths)
+        metrics["completions/mean_length"].append(gather(own.mean()[None]).mean().item())
         metrics["completions/clipped_ratio"].append(1.0 - ended)
-        metrics["completions/distinct_3"].append(distinct)
         run._logs["prompt"] = [run.processing_class.decode(prompt) for prompt in prompts]
         run._logs["completion"] = [run.processing_class.decode(answer) for answer in answers]
         run._logs |= {"rewards": {}, "advantages": [None] * len(answers)}
         self._endless = 0 if ended else self._endless + 1
-        self._repetitive = self._repetitive + 1 if distinct < _REPETITIVE else 0
         if self._endless == PATIENCE:
             notice(
                 f"in {PATIENCE} steps no answer has ended within --max_completion_length {run.max_completion_length}: "
                 "the student is never taught where to end; raise it"
-            )
-        if self._repetitive == PATIENCE:
-            notice(
-                f"for {PATIENCE} steps the student's answers repeat themselves: {distinct:.0%} of their 3-grams differ"
             )
 
 

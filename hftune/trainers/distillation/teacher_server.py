@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from multiprocessing import TimeoutError as NotYet
 from multiprocessing.pool import ThreadPool
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -115,43 +115,40 @@ class TeacherServer(ModelServer):
         # One token more than is wanted: vLLM makes no answer without any.
         body |= {"prompt_logprobs": k, "max_tokens": 1}
         limit = 4 * MIB + len(prompt) * (k + 2) * _ENTRY_BYTES
-        choices = self.ask("/completions", body, limit=limit, patience=self.patience).get("choices")
-        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-            self._unusable("it holds no answer")
-        entries = choices[0].get("prompt_logprobs")
-        if not isinstance(entries, list):
-            self._unusable("it holds no prompt_logprobs")
-        return [self._entry(one) for one in entries[1:]]
-
-    def _entry(self, entry: Any) -> dict[int, float]:
-        if not isinstance(entry, dict) or not entry:
-            self._unusable("it says nothing of a token")
-        values = ((key, one.get("logprob") if isinstance(one, dict) else one) for key, one in entry.items())
-        return {self._id(key): self._number(value) for key, value in values}
+        answer = self.ask("/completions", body, limit=limit, patience=self.patience)
+        try:
+            entries = answer["choices"][0]["prompt_logprobs"][1:]
+            found = [{_id(key): float(one["logprob"]) for key, one in entry.items()} for entry in entries]
+            if all(found):
+                return found
+            raise ValueError("nothing is said of a token")
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            self._unusable(
+                f"it holds no prompt_logprobs as vLLM gives them ({type(error).__name__} {shown(error, 80)})"
+            )
 
     def _table(self, entries: list[dict[int, float]]) -> Said:
         """The k likeliest of each."""
         ids = np.full((len(entries), self.k), -1, dtype=np.int64)
         log_probs = np.zeros((len(entries), self.k), dtype=np.float32)
         for row, entry in enumerate(entries):
+            if not all(math.isfinite(value) and value <= _ABOVE for value in entry.values()):
+                self._unusable("it holds numbers that are no log-probabilities")
             chosen = sorted(entry.items(), key=lambda one: -one[1])[: self.k]
             ids[row, : len(chosen)], log_probs[row, : len(chosen)] = zip(*chosen, strict=True)
         if (np.where(ids >= 0, np.exp(log_probs.astype(np.float64)), 0).sum(axis=1) > 1 + _ABOVE).any():
             self._unusable("it holds probabilities that sum to more than 1")
         return ids, log_probs
 
-    def _id(self, key: str) -> int:
-        if not (key.isascii() and key.isdigit()) or len(key) > 9:
-            self._unusable(f"it holds the text {shown(key, 20)!r} where the id of a token is needed")
-        return int(key)
-
-    def _number(self, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value > _ABOVE:
-            self._unusable(f"it holds {shown(value, 20)} as a log-probability")
-        return float(value)
-
     def _unusable(self, cause: str) -> NoReturn:
         raise self.error(f"the server's answer cannot be used: {cause}", _FIX)
+
+
+def _id(key: str) -> int:
+    """The id of a token, whose keys are digits alone."""
+    if not (key.isascii() and key.isdigit() and len(key) < 10):
+        raise ValueError(f"{key!r} is no id of a token")
+    return int(key)
 
 
 @functools.lru_cache(maxsize=4)

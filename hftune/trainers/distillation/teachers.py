@@ -17,7 +17,6 @@ from hftune.trainers.distillation.on_policy import spans_of
 from hftune.trainers.distillation.teacher_server import TeacherServer
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run
-from hftune.trainers.features.sums import MetricSums
 from hftune.trainers.features.token_loss import OF_LABELS, next_values
 
 
@@ -80,16 +79,12 @@ class StoredTeacher(Feature):
 class ServerTeacher(Feature):
     """Asks for the targets of each batch; each process for those of its own documents, all of them side by side."""
 
-    def __init__(self, server: TeacherServer, device: torch.device) -> None:
-        self.server, self.figures = server, MetricSums(device, ("teacher_lost_mass",))
+    def __init__(self, server: TeacherServer) -> None:
+        self.server = server
 
     def targets(self, run: Run, inputs: Inputs, at: torch.Tensor) -> TopTargets:
-        """As `said`; what it leaves out is counted."""
-        found = self.said(inputs, at)
-        if run.model.training:
-            known = found.log_probs.double().exp().masked_fill(found.ids < 0, 0).sum(dim=1)
-            self.figures.add("teacher_lost_mass", (1 - known).clamp(0, 1))
-        return found
+        """As `said`."""
+        return self.said(inputs, at)
 
     def said(self, inputs: Inputs, at: torch.Tensor) -> TopTargets:
         """What is said of the tokens whose predictions are at places `at` (tokens,) of the flattened batch, ascending.
@@ -115,16 +110,3 @@ class ServerTeacher(Feature):
             ids[rows], log_probs[rows] = (torch.from_numpy(one)[wanted - first] for one in said)
             begin = rows.stop
         return TopTargets(ids.to(at.device), log_probs.to(at.device))
-
-    def before_log(self, run: Run, logs: dict[str, float]) -> None:
-        """Probability outside the k tokens, as a mean over the trained tokens of all processes since the last log."""
-        if "loss" in logs:
-            logs |= {name: round(value, 6) for name, value in self.figures.means(run.accelerator).items()}
-
-    def state(self, run: Run) -> dict[str, Any]:
-        """Sums since the last log, over all ranks."""
-        return {"lost": self.figures.totals(run.accelerator)}
-
-    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
-        """Go on adding."""
-        self.figures.restore(saved.get("lost", {}))

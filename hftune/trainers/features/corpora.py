@@ -99,22 +99,6 @@ class Blocks(Feature):
         """Blocks of the run that have been trained by now, over all ranks and interruptions."""
         return self._origin + run.state.global_step * run.get_total_train_batch_size(run.args)
 
-    def trained_tokens(self, run: Run) -> int | None:
-        """Tokens with a loss so far: all but the first of each document and of each block. None for other data.
-
-        Too low by the blocks that happen to begin with a document, about one in the mean length of a document.
-        """
-        data = run.train_dataset
-        if not isinstance(data, BlockDataset):
-            return None
-        blocks = self.trained(run)
-        epochs = data.epochs(blocks)
-        # The first token of a document has nothing before it that could predict it.
-        documents = sum(
-            len(source.documents) * epochs[name] for name, source in zip(data.names, data.sources, strict=True)
-        )
-        return max(0, round(sum(data.positions(blocks).values()) - documents - blocks))
-
     def _begin(self, run: Run, checkpoint: str | None) -> None:
         data, step_size = run.train_dataset, run.get_total_train_batch_size(run.args)
         data.round_to_steps(step_size)
@@ -207,10 +191,6 @@ class Streams(Feature):
     def before_log(self, run: Run, logs: dict[str, float]) -> None:
         """The length of a stream is not known: its "epoch" is the share of `--max_steps`."""
         run.state.epoch = run.state.global_step / run.state.max_steps
-
-    def trained_tokens(self, run: Run) -> int:
-        """Tokens with a loss so far; every rank must ask."""
-        return int(run.train_dataset.totals(progress_of(run))["tokens"])
 
 
 def check_world(run: Run) -> None:

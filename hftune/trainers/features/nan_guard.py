@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hftune.constants import IGNORE_INDEX
 from hftune.distributed import ranks, zero
-from hftune.errors import UserError, shown
+from hftune.errors import UserError
 from hftune.logging import notice
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.run import Inputs, Run
-
-_IDS = ("input_ids", "prompt_ids", "chosen_ids", "completion_ids")
+from hftune.trainers.features.run import Run
 
 
 class NanGuard(Feature):
@@ -27,7 +23,7 @@ class NanGuard(Feature):
     """
 
     def __init__(self) -> None:
-        self._losses: list[tuple[torch.Tensor, Inputs]] = []
+        self._losses: list[torch.Tensor] = []
         self._last_norm: float | None = None
         self._broken_before: set[str] = set()
         self._looked_at: int | None = None  # the step whose weights were found whole
@@ -36,14 +32,13 @@ class NanGuard(Feature):
         """What the base came with is not training's doing: a row for a token that nobody uses may hold anything."""
         self._broken_before = set(broken_parameters(run.model, trained=True))
 
-    def after_step(self, run: Run, inputs: Inputs, loss: torch.Tensor) -> None:
+    def after_step(self, run: Run, loss: torch.Tensor) -> None:
         """A loss on an accelerator is looked at when the step ends: looking waits for the device.
 
         Raises:
             UserError: The loss of this micro batch is NaN or infinite on this rank.
         """
-        # With the batch, so that the error can say what was in it.
-        self._losses.append((loss, inputs))
+        self._losses.append(loss)
         if loss.device.type == "cpu":
             self._look_at_losses(run, ended=False)
 
@@ -63,7 +58,7 @@ class NanGuard(Feature):
         broken = left_out or (norm is not None and (norm < 0 or not math.isfinite(norm)))
         # A scale that is too high is expected in float16 at the beginning, and is halved.
         if broken and not (left_out and run.args.fp16):
-            raise self._fault(run, "the gradient is not finite", {})
+            raise self._fault(run, "the gradient is not finite")
         self._last_norm = norm
 
     def before_save(self, run: Run) -> None:
@@ -88,10 +83,10 @@ class NanGuard(Feature):
         if not seen:
             return
         # One transfer for all micro batches of the step.
-        values = torch.stack([loss.float().reshape(()) for loss, _ in seen]).tolist()
-        for value, (_, inputs) in zip(values, seen, strict=True):
+        values = torch.stack([loss.float().reshape(()) for loss in seen]).tolist()
+        for value in values:
             if not math.isfinite(value):
-                raise self._fault(run, f"the loss is {value}", inputs, ended=ended)
+                raise self._fault(run, f"the loss is {value}", ended=ended)
 
     def look_at_weights(self, run: Run) -> None:
         """Weights are about to be saved as the result.
@@ -101,16 +96,15 @@ class NanGuard(Feature):
         """
         broken = [name for name in broken_parameters(run.model, trained=True) if name not in self._broken_before]
         if broken:
-            raise self._fault(run, f"weights are NaN or infinite ({', '.join(broken[:3])})", {})
+            raise self._fault(run, f"weights are NaN or infinite ({', '.join(broken[:3])})")
         self._looked_at = run.state.global_step
 
-    def _fault(self, run: Run, what: str, inputs: Mapping[str, Any], *, ended: bool = True) -> UserError:
+    def _fault(self, run: Run, what: str, *, ended: bool = True) -> UserError:
         # The Trainer counts a step when it has ended.
         begun = run.state.global_step + (0 if ended else 1)
         place = [f"step {begun} of {run.state.max_steps}, rank {ranks.rank()}"]
         place += [f"learning rate {rate:.3g}" for rate in run.lr_scheduler.get_last_lr()[:1]]
         place += [f"gradient norm of the step before {self._last_norm:.3g}"] if self._last_norm is not None else []
-        place += describe_batch(inputs, run.processing_class)
         return UserError(
             f"{what}: training has broken down, and nothing was saved of this step",
             place="; ".join(place),
@@ -128,20 +122,6 @@ class NanGuard(Feature):
         if any(Path(str(run.args.output_dir)).glob("checkpoint-*")):
             return f"{lower}; --resume_from_checkpoint auto resumes from the last checkpoint"
         return lower
-
-
-def describe_batch(inputs: Any, tokenizer: Any) -> Iterator[str]:
-    """Shape, trained tokens and first words of a batch, as far as it has them."""
-    if not isinstance(inputs, Mapping):  # prompts of RL, which are no tensors yet
-        return
-    labels = inputs.get("labels")
-    if torch.is_tensor(labels):
-        yield f"{int((labels != IGNORE_INDEX).sum())} trained tokens"
-    name = next((name for name in _IDS if torch.is_tensor(inputs.get(name))), None)
-    if name is not None:
-        ids = inputs[name]
-        text = tokenizer.decode(ids[0][:64].tolist(), skip_special_tokens=True) if len(ids) else ""
-        yield f"a batch of {' x '.join(map(str, ids.shape))} tokens that begins with {shown(text)!r}"
 
 
 def broken_parameters(model: torch.nn.Module, *, trained: bool | None = None) -> list[str]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from peft import PeftModel
 from safetensors.torch import save_file
 from torch import nn
@@ -19,19 +18,12 @@ from trl.models import prepare_deepspeed
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
-import hftune
 from hftune.distributed import phases, ranks, zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.opening.safetensors_file import load_tensors
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run
-from hftune.trainers.preference.reference_cache import (
-    Columns,
-    add_reference_columns,
-    data_fingerprint,
-    weights_fingerprint,
-)
 
 COPY = "ref"
 """The name of an adapter that is a copy of the trained one as it was."""
@@ -40,14 +32,13 @@ RENEWED_NAME = "reference.safetensors"
 """In a checkpoint, the reference as it was renewed."""
 
 NONE, PRECOMPUTED, ADAPTER, MODEL = "none", "precomputed", "adapter", "model"
-IDS = ("prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "kl_ids")
 
 
 class ReferencePolicy(Feature):
     """The cheapest reference that is exact, or the one asked for.
 
     none         no loss asks for it
-    precomputed  once, before training, cached: each step is one pass through the policy, and no second model is kept
+    precomputed  once, before training: each step is one pass through the policy, and no second model is kept
     adapter      a pass in each step with the adapter off, or with a copy of an adapter that is resumed
     model        a pass in each step through a second model
 
@@ -198,14 +189,11 @@ class ReferencePolicy(Feature):
             return
         # The flags of this are checked where it is chosen; here a loss of the reference would go unnoticed.
         assert run.state.global_step == 0, "the model is no longer its own reference"
-        weights = self._fingerprint()
-        run.train_dataset = self._with_reference(run.train_dataset, weights, "train")
+        run.train_dataset = self._with_reference(run.train_dataset, "train")
         if isinstance(run.eval_dataset, Dataset):
-            run.eval_dataset = self._with_reference(run.eval_dataset, weights, "eval")
+            run.eval_dataset = self._with_reference(run.eval_dataset, "eval")
         elif run.eval_dataset is not None:
-            run.eval_dataset = {
-                name: self._with_reference(dataset, weights, name) for name, dataset in run.eval_dataset.items()
-            }
+            run.eval_dataset = {name: self._with_reference(dataset, name) for name, dataset in run.eval_dataset.items()}
         if self._engine is not None:
             # Its hooks would stay on the modules, and under ZeRO-3 follow the training engine's passes as their own.
             self._engine.destroy()
@@ -226,27 +214,14 @@ class ReferencePolicy(Feature):
                 place=f"evaluate({name})",
                 fix="give them to the trainer as held-out records, or use --precompute_ref_log_probs False",
             )
-        return self._with_reference(dataset, self._fingerprint(), name)
+        return self._with_reference(dataset, name)
 
-    def _fingerprint(self) -> str:
-        return weights_fingerprint(self.run.ref_model or self.run.model, adapter_off=self._adapter_off)
+    def _with_reference(self, dataset: Dataset, name: str) -> Dataset:
+        columns = {name: values.cpu().numpy() for name, values in self.compute(dataset, name).items()}
+        return concatenate_datasets([dataset, Dataset.from_dict(columns)], axis=1)
 
-    def _with_reference(self, dataset: Dataset, weights: str, name: str) -> Dataset:
-        columns = [column for column in IDS if column in dataset.column_names]
-        # All that decides the numbers: a change of any computes them again.
-        about = (
-            hftune.__version__,
-            weights,
-            data_fingerprint(dataset, columns),
-            f"{self.run.args.ld_alpha} {self.run.args.normalize_logps}",
-            # DeepSpeed computes in 16 bits throughout, autocast has sums and norms in float32.
-            f"{self.run.accelerator.mixed_precision} {self.run.is_deepspeed_enabled}",
-        )
-        key = xxhash.xxh3_128_hexdigest("\0".join(about).encode())
-        return add_reference_columns(dataset, key, lambda: self.compute(dataset, name))
-
-    def compute(self, dataset: Dataset, name: str) -> Columns:
-        """The reference's columns, every rank a share of the records."""
+    def compute(self, dataset: Dataset, name: str) -> dict[str, torch.Tensor]:
+        """The reference's columns, float64, a number a record, the same on all ranks; each computes a share."""
         run = self.run
         # No gradients are kept, so that the batch of an evaluation fits.
         size = run.args.precompute_ref_batch_size or run.args.eval_batch_size
@@ -297,10 +272,10 @@ class ReferencePolicy(Feature):
             return PRECOMPUTED, "no second model is kept in training"
         if other := _trained_elsewhere(self.run.model):
             return PRECOMPUTED, f"{other} is trained next to the adapter, and cannot be switched off"
-        # With one pass, computing ahead is as much work, and the cache only pays in the next run.
+        # With one pass, computing ahead is as much work.
         passes = self._passes()
         if passes > 1:
-            return PRECOMPUTED, f"{passes:.3g} passes over the records, and cached for the next run"
+            return PRECOMPUTED, f"{passes:.3g} passes over the records"
         return live, "records are seen once"
 
     def _passes(self) -> float:

@@ -86,8 +86,11 @@ def _labels_of(inputs: Mapping[str, Any]) -> torch.Tensor:
     """Tokens of a batch that the head predicts, a scalar: labels, or the answers of pairs."""
     if isinstance(ids := inputs.get("answer_ids"), torch.Tensor):
         return torch.tensor(len(ids))
-    labels = inputs.get("shift_labels", inputs.get("labels"))
-    return (labels != IGNORE_INDEX).sum() if isinstance(labels, torch.Tensor) else torch.tensor(0)
+    if isinstance(shifted := inputs.get("shift_labels"), torch.Tensor):
+        return (shifted != IGNORE_INDEX).sum()
+    labels = inputs.get("labels")
+    # Nothing predicts the first token of a row.
+    return (labels[..., 1:] != IGNORE_INDEX).sum() if isinstance(labels, torch.Tensor) else torch.tensor(0)
 
 
 class Speed(Feature):
@@ -101,7 +104,7 @@ class Speed(Feature):
     """
 
     def __init__(self) -> None:
-        self.tokens = 0.0
+        self.tokens = self._labels = 0.0
         self._sums: MetricSums | None = None
         self._began: float | None = None  # when the first batch since the last log came
         self._all_tokens = 0.0
@@ -135,12 +138,14 @@ class Speed(Feature):
         """The speed, next to the training loss."""
         if self._sums is None:
             return
-        args, copies = run.args, _copies(run)
+        args = run.args
         if "loss" in logs and self._began is not None:
-            totals = {name: total / copies for name, (total, _) in self._sums.take(run.accelerator).items()}
+            totals = self._totals(run)
+            self._sums = MetricSums(args.device, COUNTED)
             seconds, self._began = time.perf_counter() - self._began, None
             self._all_tokens += totals["tokens"]
             self.tokens += totals["of_data"]
+            self._labels += totals["labels"]
             logs["tokens_per_second"] = round(totals["tokens"] / seconds, 1)
             tflops = known_gpu().tflops if args.device.type == "cuda" else None
             if tflops is not None and self._cost is not None:
@@ -151,16 +156,25 @@ class Speed(Feature):
             if self._all_tokens and logs["train_runtime"]:
                 logs["train_tokens_per_second"] = round(self._all_tokens / logs["train_runtime"], 1)
 
+    def trained_tokens(self, run: Run) -> int:
+        """Labels that were trained, over all processes and interruptions; every rank must ask."""
+        return round(self._labels + self._totals(run)["labels"])
+
     def state(self, run: Run) -> dict[str, Any]:
         """With what is not logged yet."""
-        sums = self._sums or MetricSums(run.args.device, COUNTED)
-        return {"tokens_read": self.tokens + sums.totals(run.accelerator)["of_data"][0] / _copies(run)}
+        totals = self._totals(run)
+        return {"tokens_read": self.tokens + totals["of_data"], "labels": self._labels + totals["labels"]}
 
     def load_state(self, run: Run, saved: dict[str, Any]) -> None:
         """Go on with that."""
-        self.tokens = saved.get("tokens_read", 0.0)
+        self.tokens, self._labels = saved.get("tokens_read", 0.0), saved.get("labels", 0.0)
 
-
-def _copies(run: Run) -> int:
-    """Processes that see the same rows."""
-    return int(run.args.world_size // run.args.data_parallel_size)
+    def _totals(self, run: Run) -> dict[str, float]:
+        """What all processes have counted since the last log."""
+        sums = self._sums or MetricSums(run.args.device, COUNTED)
+        # Processes that share matrices have counted the same; of rows that are shared each its own tokens and labels,
+        # and all lengths.
+        alike = int(run.args.world_size // run.args.data_parallel_size)
+        copies = {"tokens": alike, "squares": alike}
+        found = sums.totals(run.accelerator)
+        return {name: total / copies.get(name, run.args.tensor_parallel_size) for name, (total, _) in found.items()}

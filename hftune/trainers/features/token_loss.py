@@ -5,8 +5,6 @@ And of held-out data per token: the same number however the data are batched, pa
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,21 +35,20 @@ class TokenLoss(Feature):
     repeats records so that every rank has a full last batch. Here sums are added up; repeated records train nothing.
 
     Args:
-        measures_tokens: Whether entropy and accuracy of the trained tokens are wanted.
+        measures_tokens: Whether entropy and accuracy of the trained tokens are wanted, as TRL's trainers log them. Else
+            held-out records alone are measured, `token_accuracy`.
         device: Where sums are kept.
 
     Attributes:
         sums: Of training ("train") and evaluation ("eval"): entropy and hits of tokens, and all tokens read.
         evaluates: Whether held-out batches are being measured.
-        tokens_per_batch: Trained tokens of each batch of the last evaluation, over all ranks.
     """
 
     def __init__(self, *, measures_tokens: bool, device: torch.device) -> None:
         self.measures_tokens = measures_tokens
         self.sums = {mode: MetricSums(device, (*MEANS, READ)) for mode in ("train", "eval")}
         self.evaluates = False
-        self.tokens_per_batch: tuple[float, ...] = ()
-        self._batches: list[tuple[float, int]] = []  # loss and tokens of each held-out batch on this rank
+        self._held_out = MetricSums(device, ("loss",))  # the mean loss of batches, by their tokens
 
     def on_built(self, run: Run) -> None:
         """Have the model take the places of labels."""
@@ -86,8 +83,8 @@ class TokenLoss(Feature):
             answer_detail=1 if self.measures_tokens or not run.model.training else 0,
             **self.more(run, inputs, at),
         )
-        if self.measures_tokens:
-            assert outputs.entropy is not None and outputs.is_top1 is not None
+        if outputs.is_top1 is not None:
+            assert outputs.entropy is not None
             sums = self.sums["train" if run.model.training else "eval"]
             for name, values in zip((*MEANS, READ), (outputs.entropy, outputs.is_top1, tokens_of(inputs)), strict=True):
                 sums.add(name, values)
@@ -103,48 +100,30 @@ class TokenLoss(Feature):
         """
         return {}
 
-    def make_prediction(self, run: Run, model: Any, inputs: Inputs, loss_only: bool) -> tuple[Any, ...] | None:
-        """In place of logits the predicted tokens, as far as is known: -1 for a wrong one."""
-        # With labels smoothed, or a loss of the user's own, the Trainer must see logits.
-        if loss_only or not finds_answers(run, inputs):
-            return None
-        inputs = run._prepare_inputs(inputs)
-        with torch.no_grad(), run.compute_loss_context_manager():
-            loss, outputs = run.compute_loss(model, inputs, return_outputs=True)
-        labels = next_tokens(inputs)
-        predicted = torch.full_like(labels, -1)
-        scored = labels != IGNORE_INDEX
-        predicted[scored] = torch.where(outputs.is_top1, labels[scored], -1)
-        # Metrics compare what is predicted at a place with the label at the next one.
-        if "shift_labels" not in inputs:
-            return loss.detach(), predicted, inputs["labels"]
-        pad = torch.nn.functional.pad
-        return loss.detach(), pad(predicted, (0, 1), value=-1), pad(labels, (1, 0), value=IGNORE_INDEX)
-
     def begin_loop(self, run: Run) -> None:
         """Begin to add up."""
-        self._batches, self.evaluates = [], True
+        self.evaluates = True
 
     def end_loop(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
         """The loss over all tokens."""
         self.evaluates = False
-        sums = torch.tensor(self._batches, dtype=torch.float64, device=run.args.device).view(-1, 2)
-        # Every rank has as many batches, which `padded_with_ignored` sees to: shapes agree.
-        losses, tokens = run.accelerator.reduce(sums, "sum").T.tolist()
-        self.tokens_per_batch = tuple(tokens)
+        (losses, tokens) = self._held_out.take(run.accelerator)["loss"]
         # The Trainer's own alone: metrics of the user's may end in the same word.
-        if f"{prefix}_loss" in metrics and sum(tokens):
-            metrics[f"{prefix}_loss"] = sum(losses) / sum(tokens)
+        if f"{prefix}_loss" in metrics and tokens:
+            metrics[f"{prefix}_loss"] = losses / tokens
+        if not self.measures_tokens:
+            hits, measured = self.sums["eval"].take(run.accelerator)["mean_token_accuracy"]
+            metrics |= {f"{prefix}_token_accuracy": hits / measured} if measured else {}
 
     def add_batch(self, inputs: Inputs, result: tuple[Any, ...]) -> tuple[Any, ...]:
         """Add up loss and labels of a held-out batch; its result with a loss that is a number."""
         # The first label of a row has no token before it.
         predicted = inputs["shift_labels"] if "shift_labels" in inputs else inputs["labels"][..., 1:]
         loss, tokens = result[0], int((predicted != IGNORE_INDEX).sum())
-        self._batches.append((float(loss) * tokens if tokens else 0.0, tokens))
-        if not tokens and not math.isfinite(float(loss)):
+        if not tokens:
             # 0 / 0 of a batch of filling; the Trainer takes the mean of all of these before we replace it.
             return (torch.zeros_like(loss), *result[1:])
+        self._held_out.add("loss", loss, torch.full_like(loss, tokens, dtype=torch.float64))
         return result
 
     def before_log(self, run: Run, logs: dict[str, float]) -> None:
@@ -159,12 +138,6 @@ class TokenLoss(Feature):
             measured = {name: totals[name][0] / max(totals[name][1], 1.0) for name in MEANS}
             measured["num_tokens"] = run._total_train_tokens
             run._metrics[mode] |= {name: [value] for name, value in measured.items()}
-        elif mode == "eval":
-            # Places of labels were not known, and batches went TRL's own way.
-            for name in MEANS:
-                values = run._metrics[mode].get(name)  # looking it up with [] would make an empty entry
-                if values:
-                    run._metrics[mode][name] = [weighted_mean(values, self.tokens_per_batch)]
 
     def state(self, run: Run) -> dict[str, Any]:
         """Sums since the last log, over all ranks: what `load_state` takes."""
@@ -181,6 +154,8 @@ def finds_answers(run: Run, inputs: Inputs) -> bool:
         "labels" in inputs
         and run.label_smoother is None
         and run.compute_loss_func is None
+        # Metrics of one's own read logits.
+        and (run.model.training or run.compute_metrics is None)
         # Prompt learning puts virtual tokens before the labels, so that places in the input are others than in the
         # labels.
         and not getattr(getattr(run.model, "active_peft_config", None), "is_prompt_learning", False)
@@ -196,13 +171,6 @@ def next_values(inputs: dict[str, Any], name: str, filler: float) -> torch.Tenso
     """(batch, tokens): what belongs to the label that is to be predicted at each place."""
     values: torch.Tensor = inputs[name]
     return values if "shift_labels" in inputs else shifted(values, filler)  # slices come shifted like their labels
-
-
-def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Of values that are means over `weights` tokens each; 0 for no token."""
-    assert len(values) == len(weights), "a value a batch"
-    total = sum(weights)
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / total if total else 0.0
 
 
 def padded_with_ignored(dataset: Dataset, multiple: int) -> Dataset:

@@ -38,7 +38,7 @@ class OnlineTrainer(StageTrainer):
     """Put before one of TRL's trainers (1.16) that generate: each method of TRL's that hftune changes, once.
 
     Attributes:
-        guards: Holds the judges: scored, logged, and never trained on.
+        guards: Say where rewards teach nothing.
         scores: Weighted sums of the rewards of the last batch of answers, (completions of all ranks,); NaN where no
             function had an opinion.
         drawn: The last answers with their log-probabilities as they were drawn; None once these are used.
@@ -53,10 +53,10 @@ class OnlineTrainer(StageTrainer):
     _keeper: Any = None  # stands for the tokenizer where prompts are encoded
 
     def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
-        """Before all others: guards have a state, and rounds of answers go on."""
+        """Before all others: rounds of answers go on."""
         self.guards, self.samples = RewardGuards(), Completions()
         self.sums = {mode: MetricSums(args.device) for mode in ("train", "eval")}
-        return [AnswerRound(), self.guards, PartSeconds(), *super().make_features(model, args)]
+        return [AnswerRound(), PartSeconds(), *super().make_features(model, args)]
 
     def draw_order(self, dataset: Any) -> Sampler[Any] | None:
         """A mixture's order inside TRL's pattern, which repeats prompts for several answers and uses of them."""
@@ -152,15 +152,12 @@ class OnlineTrainer(StageTrainer):
         phases.enter(phases.REWARDS)  # what reads log-probabilities before may have taken long
         rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, ids)
         # A function that has no opinion gives NaN, which counts as 0 among others that have one.
-        weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
-        # Where none has an opinion, 0 would be a reward like any other.
-        self.scores = weighted.masked_fill(rewards.isnan().all(dim=1), torch.nan)
-        self.guards.measure(self, rewards, self.scores, prompts, ids)
-        if self.guards.judges[0]:
-            phases.enter(phases.REWARDS)
-            with self._judges_in_place_of_rewards():
-                judged = super()._calculate_rewards(inputs, prompts, completions, ids)
-            self.guards.compare(self, self.scores, judged)
+        weights = self.reward_weights.to(rewards.device)
+        # Where none has an opinion, 0 would be a reward like any other. One of weight 0 is logged, and scores nothing.
+        unscored = rewards[:, weights != 0].isnan().all(dim=1)
+        rewards = rewards.masked_fill(unscored[:, None], torch.nan)
+        self.scores = (rewards * weights).nansum(dim=1).masked_fill(unscored, torch.nan)
+        self.guards.look_at(self, rewards, self.scores, ids)
         return rewards
 
     def own_scores(self, rows: int) -> torch.Tensor:
@@ -197,20 +194,6 @@ class OnlineTrainer(StageTrainer):
         for name, of in (("clip_ratio/low_min", min), ("clip_ratio/high_max", max)):
             if known := [value for value in figures.get(name, []) if not math.isnan(value)]:
                 figures[name] = [of(known)]
-
-    @contextmanager
-    def _judges_in_place_of_rewards(self) -> Iterator[None]:
-        """Judges are asked by TRL's own way of asking reward models and functions."""
-        names = ("reward_funcs", "reward_processing_classes", "reward_func_names")
-        # Put back even after an error: the next step would train on the judges.
-        trained = {name: getattr(self, name) for name in names}
-        for name, value in zip(names, (*self.guards.judges, self.guards.names), strict=True):
-            setattr(self, name, value)
-        try:
-            yield
-        finally:
-            for name, value in trained.items():
-                setattr(self, name, value)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         """Overrides TRL's: prompts stay text (`--borders_in_text`)."""

@@ -9,7 +9,6 @@ import torch
 from trl.trainer.utils import pad
 
 from hftune.data.mixture import MixtureSampler
-from hftune.logging import notice
 from hftune.trainers.features.order import data_seed
 from hftune.trainers.features.run import Run
 
@@ -70,7 +69,6 @@ class DynamicSampling:
 
     def __init__(self, run: Run, generate: Callable[[list[dict[str, Any]]], Batch]) -> None:
         self.run, self.generate = run, generate
-        self._said_short = False
 
     def fill(self, output: Batch, rows: int) -> Batch:
         """A batch of `rows` rows of this process with its groups replaced; every rank must call it."""
@@ -152,9 +150,3 @@ class DynamicSampling:
         metrics["dynamic_sampling/rounds"].append(rounds)
         metrics["dynamic_sampling/replaced"].append((found - left) / groups)
         metrics["dynamic_sampling/alike"].append(left / groups)
-        if left and not self._said_short:
-            self._said_short = True
-            notice(
-                f"after {rounds} rounds the answers to {left} of {groups} prompts still all score alike, and are kept; "
-                "dynamic_sampling/alike in the log says so of each step"
-            )

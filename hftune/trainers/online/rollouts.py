@@ -150,14 +150,13 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         self._logs["advantages"].extend(self.accelerator.gather(advantages).tolist())
         self._flush_what_functions_logged(mode)
 
-    def log_kl(self, answers: Answers) -> torch.Tensor:
-        """KL to the reference, in nats: logged a token and an answer; of each answer of all ranks."""
+    def log_kl(self, answers: Answers) -> None:
+        """Log the KL to the reference, in nats: a token and an answer."""
         assert answers.ref_logps is not None, "beta is above 0"
         log_ratio = (answers.logps - answers.ref_logps) * answers.completion_mask
         self.log_means({"kl": log_ratio}, answers.completion_mask)
-        per_answer: torch.Tensor = self.accelerator.gather(log_ratio.sum(dim=1))
+        per_answer = self.accelerator.gather(log_ratio.sum(dim=1))
         self._metrics["train" if self.model.training else "eval"]["kl_sequence"].append(per_answer.mean().item())
-        return per_answer
 
     def log_means(self, values: dict[str, torch.Tensor], weights: torch.Tensor) -> None:
         """Log weighted means over all since the last log: one a micro-batch would depend on how answers are divided.

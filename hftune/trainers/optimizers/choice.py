@@ -10,14 +10,13 @@ from torch import nn
 
 from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
-from hftune.distributed import op_builder, ranks
+from hftune.distributed import op_builder
 from hftune.distributed.zero import optimizer_members
 from hftune.logging import notice
 from hftune.on_demand import on_demand
 from hftune.trainers.features.run import Run
-from hftune.trainers.optimizers.parameter_groups import Group, full_shape, group_table, parameter_groups
+from hftune.trainers.optimizers.parameter_groups import Group, full_shape, parameter_groups
 from hftune.trainers.optimizers.schedules import make_schedule
-from hftune.visible import say
 
 SMALLEST_8BIT = 4096
 """bitsandbytes keeps the moments of smaller tensors in 32 bit, as `min_8bit_size` says."""
@@ -42,8 +41,6 @@ def choose_optimizer(run: Run, model: Any, upstream: Callable[[], Any]) -> Any:
     run.groups = parameter_groups(model, args, set(run.get_decay_parameter_names(model)), options)
     if args.optim == MUON:
         mark_parameters(run.groups)
-    if args.print_groups and ranks.is_main():
-        say(group_table(run.groups, str(getattr(args.optim, "value", args.optim))), flush=True)
     return chosen, {**kwargs, "params": [group.as_dict() for group in run.groups]}
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +12,6 @@ from torch import nn
 
 from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
-from hftune.distributed import zero
-from hftune.distributed.verdicts import ranges
 from hftune.models.structure import decoder_list
 
 LORAPLUS_LR_EMBEDDING = 1e-6  # peft's and the LoRA+ authors' default
@@ -37,11 +34,6 @@ class Group:
     rule: str
     options: dict[str, Any] = field(default_factory=dict)
     members: list[tuple[str, nn.Parameter]] = field(default_factory=list)
-
-    @property
-    def elements(self) -> int:
-        """Number of elements, however they are partitioned."""
-        return sum(zero.full_numel(parameter) for _, parameter in self.members)
 
     def as_dict(self) -> dict[str, Any]:
         """As torch's optimizers take it."""
@@ -169,35 +161,3 @@ def muon_scale(shape: Sequence[int], mode: str) -> float:
 def full_shape(parameter: torch.Tensor) -> torch.Size:
     """Shape of the whole parameter; ZeRO-3 leaves an empty vector in its place."""
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
-
-
-def group_table(groups: list[Group], optimizer: str) -> str:
-    """What `--print_groups` shows: a line a group, then its members, layers folded."""
-    lines = [f"{'group':>5}  {'learning rate':>13}  {'decay':>8}  {'tensors':>7}  {'elements':>13}  optimizer"]
-    for number, group in enumerate(groups):
-        lines.append(
-            f"{number:>5}  {group.lr:>13.6g}  {group.weight_decay:>8.4g}  {len(group.members):>7}  "
-            f"{group.elements:>13,}  {_rule(group, optimizer)}"
-        )
-        lines += [f"{'':>7}{name}" for name in fold_layer_numbers(name for name, _ in group.members)]
-    total = sum(group.elements for group in groups)
-    lines.append(f"{'all':>5}  {'':>13}  {'':>8}  {sum(len(g.members) for g in groups):>7}  {total:>13,}")
-    return "\n".join(lines)
-
-
-def _rule(group: Group, optimizer: str) -> str:
-    extra = [f"{name}={value}" for name, value in group.options.items() if name not in ("use_muon", "betas", "eps")]
-    name = f"{optimizer}: {'AdamW' if group.rule == 'adam' else 'Muon'}" if group.rule else optimizer
-    return " ".join([name, *extra])
-
-
-def fold_layer_numbers(names: Iterable[str]) -> list[str]:
-    """Names with the numbers of their layers folded: layers.0-29.self_attn.q_proj.weight."""
-    numbers: dict[str, list[list[int]]] = {}
-    for name in names:
-        found = [int(number) for number in re.findall(r"(?<=\.)\d+(?=\.)", name)]
-        numbers.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "{}", name), []).append(found)
-    return [
-        pattern.format(*(ranges(sorted({*column})) for column in zip(*rows, strict=True)))
-        for pattern, rows in numbers.items()
-    ]

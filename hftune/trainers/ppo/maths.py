@@ -3,8 +3,8 @@
 Shapes: B completions, C tokens in the longest; `mask` (B, C) is 1 where a token belongs to its completion, so always on
 the first tokens of a row. Log-probabilities, KL and entropy are in nats, everything is float32 or float64.
 
-Papers: GAE (Schulman et al. 2015, arXiv:1506.02438), PPO (Schulman et al. 2017, arXiv:1707.06347), KL in the reward and
-its controller (Ziegler et al. 2019, arXiv:1909.08593), separate critic from the reward model (Stiennon et al. 2020,
+Papers: GAE (Schulman et al. 2015, arXiv:1506.02438), PPO (Schulman et al. 2017, arXiv:1707.06347), KL in the reward
+(Ziegler et al. 2019, arXiv:1909.08593), separate critic from the reward model (Stiennon et al. 2020,
 arXiv:2009.01325), details (Huang et al. 2024, arXiv:2403.17031, "The N+ Implementation Details of RLHF with PPO").
 """
 
@@ -160,25 +160,3 @@ def explained_variance(
     """1 - Var(R - V) / Var(R) over the tokens of all ranks: 1 for a perfect critic, 0 for a constant one."""
     spread = masked_var(returns, mask, reduce)
     return float(1 - masked_var(returns - values, mask, reduce) / spread) if spread > 0 else math.nan
-
-
-class KLController:
-    """The KL coefficient, fixed or following a target (Ziegler 2019, section 2.2).
-
-    Adaptive: e = clip(KL / target - 1, -0.2, 0.2), beta <- beta (1 + e n / horizon), after each n completions.
-
-    Args:
-        beta: Where it begins.
-        target: Nats a completion; None keeps beta.
-        horizon: Completions in which beta changes by at most about a fifth.
-    """
-
-    def __init__(self, beta: float, target: float | None, horizon: int) -> None:
-        self.beta, self.target, self.horizon = beta, target, horizon
-
-    def update(self, kl: float, completions: int) -> None:
-        """Take in the mean KL of a completion, in nats, measured on `completions` of them."""
-        if self.target is not None and math.isfinite(kl):
-            # Ziegler 2019 clips to a fifth, so that one odd batch moves beta little.
-            error = min(max(kl / self.target - 1, -0.2), 0.2)
-            self.beta *= 1 + error * completions / self.horizon

@@ -10,17 +10,12 @@ from typing import Any
 import torch
 
 from hftune.arguments.rl_algorithms import PPOArguments
-from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.kernels.activation_checkpointing import recompute
-from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.run import Run
 from hftune.trainers.online.rollouts import Answers, Batch, RolloutTrainer
 from hftune.trainers.ppo.critic import FOLDER, Critic, attach, detached, load_critic, save_critic
 from hftune.trainers.ppo.maths import (
-    KLController,
     explained_variance,
     gae,
     kl_estimate,
@@ -29,28 +24,6 @@ from hftune.trainers.ppo.maths import (
     value_losses,
     whiten,
 )
-
-
-class PPOState(KLController, Feature):
-    """The KL coefficient, kept in checkpoints."""
-
-    def state(self, run: Run) -> dict[str, Any]:
-        """The KL coefficient."""
-        return {"beta": self.beta}
-
-    def load_state(self, run: Run, saved: dict[str, Any]) -> None:
-        """Restore it.
-
-        Raises:
-            ArgumentError: The checkpoint has none.
-        """
-        if "beta" not in saved:
-            raise ArgumentError(
-                "the checkpoint was not written by PPO, or by an earlier version",
-                place="--resume_from_checkpoint",
-                fix="resume with the algorithm that wrote it",
-            )
-        self.beta = float(saved["beta"])
 
 
 class PPOTrainer(RolloutTrainer):
@@ -79,11 +52,6 @@ class PPOTrainer(RolloutTrainer):
         attach(self.model, critic)
         if args.beta == 0.0:
             notice("--beta 0: no reference, so KL is neither held nor logged")
-
-    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
-        """The KL coefficient is kept in checkpoints."""
-        self.controller = PPOState(args.beta, args.kl_target, args.kl_horizon)
-        return [self.controller, *super().make_features(model, args)]
 
     def own_weights(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The policy's alone; DeepSpeed has gathered the critic's with them."""
@@ -135,7 +103,7 @@ class PPOTrainer(RolloutTrainer):
             mask = mask * answers.ended[:, None]
         reference = answers.logps if answers.ref_logps is None else answers.ref_logps
         kl = kl_estimate(answers.logps, reference, self.args.kl_estimator)
-        rewards = token_rewards(answers.scores, kl, answers.completion_mask, self.controller.beta)
+        rewards = token_rewards(answers.scores, kl, answers.completion_mask, self.args.beta)
         if self.args.whiten_rewards:
             rewards = whiten(rewards, mask, shift_mean=False, reduce=self.sum_over_ranks)
         advantages, returns = gae(
@@ -180,15 +148,11 @@ class PPOTrainer(RolloutTrainer):
         return (losses * mask).sum() / inputs["tokens"]
 
     def _log_rollout(self, answers: Answers, rewards: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> None:
-        """Rewards, KL to the reference, and how much of the returns the critic foresaw; moves the KL coefficient."""
+        """Rewards, KL to the reference, and how much of the returns the critic foresaw."""
         mode = "train" if self.model.training else "eval"
         metrics, written = self._metrics[mode], answers.completion_mask
         if answers.ref_logps is not None:
-            per_answer = self.log_kl(answers)
-            metrics["beta"].append(self.controller.beta)
-            # The coefficient follows training; an evaluation must not move it.
-            if mode == "train":
-                self.controller.update(per_answer.mean().item(), len(per_answer))
+            self.log_kl(answers)
         # What is maximised: scores less the penalty for KL.
         total = self.accelerator.gather((rewards * written).sum(dim=1))[self.accelerator.gather(answers.scored)]
         metrics["reward_with_kl"].append(total.mean().item())

@@ -54,25 +54,11 @@ def load_rewards(training_args: RLArguments, model_args: ModelArguments) -> Rewa
     cache = training_args.reward_cache
     kept = None if cache is None else KeptRewards(Path(cache))
     patience = Patience(training_args.reward_timeout, training_args.reward_retries, kept)
-    return _load(model_paths or [], functions or [], training_args, model_args, patience)
-
-
-def load_judges(training_args: RLArguments, model_args: ModelArguments) -> Rewards:
-    """What `judge_reward` names: models are folders with a manifest or a config, all else functions."""
-    names = training_args.judge_reward or []
-    models = [name for name in names if ":" not in name and name not in BUILTIN_REWARDS]
-    functions = [name for name in names if name not in models]
-    # TRL asks coroutine functions where one of the rewards is such; a judge is asked in their place.
-    return _load(models, functions, training_args, model_args, Patience())
-
-
-def _load(
-    paths: list[str], functions: list[str], training_args: RLArguments, model_args: ModelArguments, patience: Patience
-) -> Rewards:
     # Scores are compared with each other: 16 bit rounds close ones to the same number.
     dtype = torch.float32 if model_args.dtype == "auto" else getattr(torch, model_args.dtype)
-    found = [_reward_of(path, name, dtype, training_args) for path, name in zip(paths, log_names(paths), strict=True)]
-    for name in functions:
+    names = zip(model_paths or [], log_names(model_paths or []), strict=True)
+    found = [_reward_of(path, name, dtype, training_args) for path, name in names]
+    for name in functions or []:
         function = load_function(name, training_args.max_completion_length)
         if name not in BUILTIN_REWARDS:
             check_signature(function, "--reward_funcs")

@@ -49,7 +49,6 @@ def test_several_teachers() -> None:
         (("--teacher_load_in_4bit", "True", "--teacher_load_in_8bit", "True"), "4 bits or 8"),
         (("--hard_label_share", "2"), "--hard_label_share"),
         (("--on_policy_share", "-1"), "--on_policy_share"),
-        (("--max_teacher_entropy", "0"), "--max_teacher_entropy"),
     ],
 )
 def test_what_is_refused(flags: tuple[str, ...], says: str) -> None:

@@ -116,7 +116,7 @@ def test_steps_or_a_share_of_them() -> None:
 
 
 BREAKING = {
-    0: "gradient_accumulation_steps max_steps lora_r lora_alpha discopop_tau kl_target kl_horizon epsilon adam_epsilon"
+    0: "gradient_accumulation_steps max_steps lora_r lora_alpha discopop_tau epsilon adam_epsilon"
     " score_difference_scale repetition_penalty top_p num_train_epochs reward_timeout",
     0.5: "label_smoothing",
     1: "max_length block_size adam_beta1 adam_beta2 sgd_momentum lora_dropout hidden_dropout_prob",

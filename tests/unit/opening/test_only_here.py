@@ -25,7 +25,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("opening/torch_file.py", "pickle"): "the name of an error",
     ("models/loading/from_pretrained.py", "pickle"): "the name of an error",
     ("opening/safetensors_file.py", "safe_open"): "the one reader of safetensors",
-    ("trainers/preference/reference_cache.py", "np.load"): "numbers of the cache, without pickles",
     ("checkpoints/manifest.py", "json.loads"): OWN_WORDS,
     ("distributed/stacks.py", "json.loads"): OWN_WORDS,
     ("tools/doctor/launching.py", "json.loads"): "the answer of a process that was just started",

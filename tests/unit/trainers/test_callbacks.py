@@ -1,19 +1,15 @@
-"""Callbacks that a run names: early stopping, the user's own, and --eval_tasks."""
+"""Callbacks that a run names: early stopping, and the user's own."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from transformers import TrainerControl, TrainerState
 
-from hftune import child_processes, logging
-from hftune.preflight.rules import callbacks as rules
-from hftune.trainers.callbacks import CheckpointTasks, EarlyStopping, alone, asked_callbacks
+from hftune import logging
+from hftune.trainers.callbacks import EarlyStopping, asked_callbacks
 
 ARGS: Any = SimpleNamespace(
     load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=False, eval_strategy="steps"
@@ -66,91 +62,3 @@ def test_the_users_own_come_with_their_arguments(tmp_path: Path) -> None:
     assert [(type(one).__name__, one.after) for one in own] == [("Mine", 1), ("Mine", 3)]
     args.callbacks, args.early_stopping_patience = None, None
     assert asked_callbacks(args) == []
-
-
-def tasks(folder: Path, log: Callable[[dict[str, float]], None], **given: Any) -> CheckpointTasks:
-    training: dict[str, Any] = {"output_dir": str(folder / "sft"), "eval_tasks": ["loss", "chrf"], "use_cpu": True}
-    training |= {"hang_timeout": 100.0, "ddp_timeout": 1800, "trust_remote_code": False, **given}
-    data: Any = SimpleNamespace(validation_file_dir="held_out", max_eval_samples=5)
-    args: Any = SimpleNamespace(**training)
-    return CheckpointTasks(data, args, log)
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], list[Any]]:
-    """Has a function stand in for the other process; gives what it was called with."""
-
-    def stand_in(evaluate: Callable[..., Any]) -> list[Any]:
-        calls: list[Any] = []
-
-        def run(command: list[str], **given: Any) -> Any:
-            calls.append((command, given))
-            return evaluate(Path(command[command.index("--output_dir") + 1]))
-
-        monkeypatch.setattr(child_processes, "run", run)
-        return calls
-
-    return stand_in
-
-
-def test_a_checkpoint_is_evaluated_and_its_figures_logged(started: Any, tmp_path: Path) -> None:
-    def evaluate(results: Path) -> Any:
-        results.mkdir(parents=True)
-        figures = {"loss": {"value": 2.5, "low": 2.0, "high": 3.0}, "chrf": {"value": 31.0}}
-        (results / "evaluation.json").write_text(json.dumps({"models": {"checkpoint-7": figures}}))
-        return SimpleNamespace(returncode=0, stderr="")
-
-    calls = started(evaluate)
-    logged: list[dict[str, float]] = []
-    tasks(tmp_path, logged.append).on_save(None, TrainerState(global_step=7), None)
-    assert logged == [{"tasks/loss": 2.5, "tasks/chrf": 31.0}]
-    ((command, given),) = calls
-    words = command[command.index("evaluate") :]
-    assert words[:5] == ["evaluate", f"{tmp_path}/sft/checkpoint-7", "--eval_tasks", "loss", "chrf"]
-    assert words[words.index("--output_dir") + 1] == f"{tmp_path}/sft-tasks/checkpoint-7", "beside the output folder"
-    assert words[words.index("--validation_file_dir") + 1] == "held_out"
-    assert words[words.index("--max_eval_samples") + 1] == "5" and words[words.index("--use_cpu") + 1] == "True"
-    assert given["timeout"] == 90.0 and given["env"]["WORLD_SIZE"] == "1"
-
-
-def test_what_fails_costs_no_training(started: Any, tmp_path: Path) -> None:
-    def fail(results: Path) -> Any:
-        return SimpleNamespace(returncode=2, stderr="noise\n\nerror: there is no model\n  where: x\n  to do: y\n")
-
-    def hang(results: Path) -> Any:
-        raise child_processes.TimeoutExpired("hftune", 90)
-
-    logged: list[Any] = []
-    for evaluate in (fail, hang):
-        started(evaluate)
-        given = tasks(tmp_path, logged.append, hang_timeout=0 if evaluate is hang else 100.0)
-        given.on_save(None, TrainerState(global_step=7), None)
-    assert logged == []
-    said = [words for words in logging.notices() if "checkpoint-7 was not evaluated" in words]
-    assert "error: there is no model; where: x; to do: y" in said[0] and "noise" not in said[0]
-    assert "within 1620 s" in said[1], "without --hang_timeout the time-out of collectives counts"
-
-
-def test_the_other_process_is_no_rank() -> None:
-    found = alone({"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1", "HOME": "/h"})
-    assert found == {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "HOME": "/h"}
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({}, []),
-        ({"validation_file_dir": None}, ["no held-out records"]),
-        ({"eval_tasks": ["exact_mach"]}, ["no task exact_mach"]),
-        ({"eval_tasks": ["hellaswag"], "validation_file_dir": None}, ["no task hellaswag"]),
-    ],
-)
-def test_what_is_refused(given: dict[str, Any], said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    args: dict[str, Any] = {"callbacks": None, "early_stopping_patience": None, "early_stopping_threshold": 0.0}
-    args |= {"eval_tasks": ["loss"], "save_strategy": "steps", "async_save": False}
-    args |= {"validation_file_dir": "held_out", "do_train": True, "eval_strategy": "no"}
-    training = SimpleNamespace(**args | given)
-    facts: Any = SimpleNamespace(stage=given.get("stage", "sft"), training_args=training, arguments=(training,))
-    found = [problem.cause for problem in rules.check_callbacks(facts)]
-    assert len(found) == len(said) and all(part in cause for part, cause in zip(said, found, strict=True)), found

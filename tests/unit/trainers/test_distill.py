@@ -15,7 +15,6 @@ from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.encode import ChatEncoder
 from hftune.data.splits import Splits, load_data
-from hftune.logging import notices
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
@@ -79,18 +78,6 @@ def test_the_loss_is_trls_and_a_plain_loops(
     (formula / count).backward()
     for name, parameter in student.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
-
-
-@pytest.mark.parametrize(("limit", "share"), [("1e-6", 0.0), ("100", 1.0)])
-def test_a_limit_that_leaves_no_token_is_said(
-    limit: str, share: float, tiny_model: Path, tiny_teacher: Path, tiny_data: Path, tmp_path: Path
-) -> None:
-    trainer = made(tiny_model, tiny_teacher, tiny_data, tmp_path, "--max_teacher_entropy", limit)
-    trainer.train()
-    trained = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert [entry["teacher_sure"] for entry in trained] == [share] * 2
-    assert [entry["loss"] > 0 for entry in trained] == [share > 0] * 2
-    assert any("--max_teacher_entropy 1e-06 left no token of" in one for one in notices()) == (share == 0.0)
 
 
 def test_it_trains_evaluates_and_saves_no_teacher(

@@ -21,7 +21,6 @@ from hftune.errors import ArgumentError
 from hftune.models.attention.segments import SEGMENTS
 from hftune.trainers import isolation
 from hftune.trainers.isolation import (
-    _inner,
     _logits_of_whole_row,
     assert_same_scores,
     padded_answers,
@@ -53,9 +52,15 @@ def test_all_processes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == [True, False]
 
 
-@pytest.mark.parametrize("group", [None, "group"])
-@pytest.mark.parametrize("scores", [False, True])
-@pytest.mark.parametrize(("bf16", "fp16"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("group", "scores", "bf16", "fp16"),
+    [
+        (None, False, False, False),
+        ("group", False, True, False),
+        (None, True, False, True),
+        ("group", True, True, False),
+    ],
+)
 def test_what_is_proved_of_a_run(
     group: Any, scores: bool, bf16: bool, fp16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,22 +80,6 @@ def test_what_is_proved_of_a_run(
     else:
         assert isinstance(positional[4], partial) and positional[4].func is _logits_of_whole_row
         assert positional[4].args == ("group",)
-
-
-def test_a_row_that_processes_share_is_put_together() -> None:
-    """The first of two processes, which has three tokens of five."""
-    given: list[dict[str, Any]] = []
-
-    def model(**inputs: Any) -> Any:
-        given.append(inputs)
-        return SimpleNamespace(logits=inputs["input_ids"][..., None] * 10)
-
-    group = SimpleNamespace(size=2, slice_of=lambda tokens: slice(0, 3), whole=lambda logits, tokens: (logits, tokens))
-    ids = torch.arange(1, 6)[None]
-    row = {"input_ids": ids, "position_ids": ids - 1, "cu_seq_lens_q": torch.tensor([0, 5])}
-    logits, tokens = _logits_of_whole_row(group, model, row)  # type: ignore[misc]
-    assert tokens == 5 and logits[0, :, 0].tolist() == [10, 20, 30]
-    assert sorted(given[0]) == ["cu_seq_lens_q", "input_ids", "position_ids"], "no labels: a loss is not wanted"
 
 
 @pytest.mark.parametrize(
@@ -233,13 +222,6 @@ def test_what_rounds_more_may_move_more(tiny_model: Path) -> None:
     assert not refused(0.004, autocast=False)
     model.is_loaded_in_8bit = True
     assert [refused(share) for share in (0.01, 0.04, 0.1)] == [False, False, True]
-
-
-def test_the_model_inside() -> None:
-    base = SimpleNamespace()
-    adapted = SimpleNamespace(get_base_model=lambda: base)
-    for model in (base, adapted, SimpleNamespace(module=base), SimpleNamespace(module=adapted)):
-        assert _inner(model) is base
 
 
 @pytest.mark.parametrize(("off", "refused"), [(0.04, False), (0.06, True)])

@@ -14,7 +14,6 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from hftune.data.mixture import Mixture, MixtureSampler
 from hftune.data.splits import Splits
-from hftune.errors import ArgumentError
 from hftune.trainers.features.order import innermost_sampler
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.rl import rl_trainer
@@ -62,12 +61,6 @@ def test_a_mixture_is_resumed_exactly(tmp_path: Path, stop: str) -> None:
     assert first.records + second.records == whole.records
 
 
-def test_another_order_of_records_is_refused(tmp_path: Path) -> None:
-    trainer = trainer_on(tmp_path, "--train_sampling_strategy", "group_by_length")
-    with pytest.raises(ArgumentError, match="order of their own"):
-        trainer.get_train_dataloader()
-
-
 def test_prompts_of_a_mixture_are_repeated_for_their_generations(tmp_path: Path) -> None:
     """12 prompts an epoch, 4 generations of each, 3 prompts a generation batch that is used twice (2 steps)."""
     flags = ["--num_generations", "4", "--generation_batch_size", "12", "--per_device_train_batch_size", "6"]
@@ -93,15 +86,8 @@ def resumed_on_two_processes(sampler: MixtureSampler) -> DataLoader:
     return skip_first_batches(DataLoaderShard(list(range(24)), batch_sampler=shard), 1)
 
 
-def test_the_innermost_sampler_is_found_below_any_wrapper() -> None:
-    sampler = MixtureSampler(MIXTURE, seed=0)
-    assert innermost_sampler(resumed_on_two_processes(sampler)) is sampler
-    assert innermost_sampler(DataLoader(list(range(24)), batch_size=2, sampler=sampler)) is sampler
-    assert innermost_sampler(DataLoader(list(range(24)), batch_size=None)) is None
-
-
 def test_accelerate_still_does_not_reach_it() -> None:
-    """If this fails, accelerate hands the epoch through, and `RecordOrder.before_epoch` can go."""
+    """If this fails, accelerate hands the epoch through, and `set_epoch` need not look for the sampler."""
     sampler = MixtureSampler(MIXTURE, seed=0)
     resumed_on_two_processes(sampler).set_epoch(3)
     assert sampler.epoch == 0

@@ -23,8 +23,9 @@ from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
+from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.process_reward import reward_trainer
-from hftune.trainers.reward import RewardFigures, RewardTrainer, longest_first
+from hftune.trainers.reward import RewardTrainer, longest_first
 from hftune.trainers.rewards.held_out import describe, pair_figures
 
 WORDS = ["one", "two three", "four five six seven", "eight " * 12]
@@ -134,8 +135,6 @@ def test_training_figures_are_means_over_pairs(tiny_model: Path, pairs: Path, tm
     assert logged["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-6)
     assert logged["margin"] == pytest.approx(wanted["margin"], abs=1e-4)
     assert logged["mean_reward"] == pytest.approx(scores.mean(), abs=1e-4)
-    assert logged["min_reward"] == pytest.approx(scores.min(), abs=1e-4)
-    assert logged["max_reward"] == pytest.approx(scores.max(), abs=1e-4)
 
 
 def test_pairs_that_fill_up_count_not_and_figures_are_resumed(tiny_model: Path, pairs: Path, tmp_path: Path) -> None:
@@ -144,18 +143,17 @@ def test_pairs_that_fill_up_count_not_and_figures_are_resumed(tiny_model: Path, 
     for numbers, fillers in (([0, 1, 2], [False, True, False]), ([0], [True])):
         batch = made.data_collator([data.train[number] for number in numbers]) | {FILLER: torch.tensor(fillers)}
         made.compute_loss(made.model.train(), batch, num_items_in_batch=torch.tensor(1.0))
-    figures, logs = RewardFigures(made.args.device), {"loss": 1.0}
+    figures, logs = PairFigures(made.args.device), {"loss": 1.0}
     figures.load_state(made, made.measured.state(made))
     figures.before_log(made, logs)
     kept = scores[[0, 2]]
-    wanted = {"margin": (kept[:, 0] - kept[:, 1]).mean(), "mean_reward": kept.mean(), "min_reward": kept.min()}
-    for name, value in (wanted | {"max_reward": kept.max()}).items():
+    for name, value in {"margin": (kept[:, 0] - kept[:, 1]).mean(), "mean_reward": kept.mean()}.items():
         assert logs[name] == pytest.approx(value, abs=1e-4), name
     sides = ("chosen_ids", "rejected_ids")
     assert logs["num_tokens"] == sum(len(data.train[number][side]) for number in (0, 2) for side in sides)
     again = {"loss": 1.0}
     figures.before_log(made, again)
-    assert "min_reward" not in again and float(figures.extremes.min()) == torch.inf, "begun anew"
+    assert "mean_reward" not in again, "begun anew"
 
 
 def by_hand(model: Any, data: Splits) -> np.ndarray:

@@ -44,10 +44,7 @@ def expected(logits: torch.Tensor, ids: torch.Tensor, teacher: torch.Tensor, how
     given = (teacher[:, :width] / how.temperature).log_softmax(-1)
     label = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
     share = how.hard_label_share
-    losses = (1 - share) * divergence_of(student, given, how.beta) - share * label
-    if how.max_teacher_entropy is not None:
-        losses = losses * (-(given.exp() * given).sum(-1) <= how.max_teacher_entropy)
-    return losses
+    return (1 - share) * divergence_of(student, given, how.beta) - share * label
 
 
 def made(width: int = WORDS, teacher_width: int = WORDS) -> tuple[torch.Tensor, ...]:
@@ -70,8 +67,7 @@ def check(how: Divergence, detail: int, width: int = WORDS, teacher_width: int =
     columns: tuple[Any, ...] = (divergence_of(own, given, how.beta),)
     if detail:
         label = whole.gather(1, ids[:, None])[:, 0]
-        entropies = [-(each.exp() * each).sum(-1) for each in (given, whole)]
-        columns = (*columns, entropies[0], label, entropies[1], whole.argmax(-1) == ids)
+        columns = (*columns, label, -(whole.exp() * whole).sum(-1), whole.argmax(-1) == ids)
     assert len(found.columns) == len(columns)
     for one, other in zip(found.columns, columns, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
@@ -91,24 +87,6 @@ def test_value_gradient_and_columns(beta: float, temperature: float, share: floa
 def test_another_padded_width(beta: float, share: float, widths: tuple[int, int]) -> None:
     check(Divergence(beta, 1.0, share), 1, *widths)
     check(Divergence(beta, 2.0, share), 0, *widths)
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("share", [0.0, 0.3])
-def test_unsure_teachers_are_not_heeded(beta: float, share: float) -> None:
-    _, _, teacher = made()
-    given = teacher.log_softmax(-1)
-    middle = float((-(given.exp() * given).sum(-1)).median())
-    check(Divergence(beta, 1.0, share, middle), 0)
-    logits, ids, _ = made()
-    found = Found(logits.detach(), ids, given, Divergence(beta, 1.0, share, middle), 0)
-    assert 0 < int((found.losses == 0).sum()) < TOKENS and bool(found.columns[0].all()), "the column says all"
-    # One that is exactly as unsure as may be is heeded.
-    given = teacher.log_softmax(-1)
-    entropies = Found(logits.detach(), ids, given.clone(), Divergence(beta), 1).columns[1]
-    limit = float(entropies.median())
-    found = Found(logits.detach(), ids, given.clone(), Divergence(beta, 1.0, share, limit), 1)
-    assert (found.losses != 0).tolist() == (entropies <= limit).tolist()
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])

@@ -25,7 +25,7 @@ def function():
     pass
 """
 _ARGS = {
-    **{"callbacks": None, "early_stopping_patience": None, "early_stopping_threshold": 0.0, "eval_tasks": None},
+    **{"callbacks": None, "early_stopping_patience": None, "early_stopping_threshold": 0.0},
     **{"do_train": True, "eval_strategy": "steps", "load_best_model_at_end": True},
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hftune.arguments.entry import parse_arguments
+from hftune.losses.preference import LOSSES
 from hftune.preflight.rules.preference import check_preferences, check_reward
 
 
@@ -29,6 +30,13 @@ def said(flags: str, *, shared: bool = True, padding_free: bool = True) -> list[
 )
 def test_what_fits_together(flags: str) -> None:
     assert said(flags) == said(flags, shared=False, padding_free=False) == []
+
+
+def test_each_loss_can_be_asked_for_by_erniekits_names_too() -> None:
+    erniekits = ("sigmoid", "hinge", "ipo", "kto_pair", "sppo_hard", "nca_pair", "dpop", "or", "simpo")
+    for name in (*LOSSES, *erniekits):
+        smoothing = " --label_smoothing 0.1" if name == "exo_pair" else ""
+        assert said(f"--loss_type {name}{smoothing}") == [], name
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ LINES: list[tuple[str, set[str], set[str]]] = [
     ("hftune sft --output_dir out --deepspeed zero2", {"zero2", "zero2_offload"}, {"zero3"}),
     ("hftune sft --use_peft True --lora_", {"--lora_r", "--lora_alpha"}, {"--learning_rate"}),
     ("hftune sft --reward", set(), {"--reward_funcs"}),
-    ("hftune rl --kl_t", {"--kl_target"}, set()),
+    ("hftune rl --vf_c", {"--vf_coef"}, set()),
     ("hftune rl --reward_funcs accuracy --num_gen", {"--num_generations"}, set()),
     ("hftune plan _", {*STAGES}, {"run"}),
     ("hftune pipeline _", {"run", "plan", "check"}, set()),
@@ -101,6 +101,6 @@ def test_arguments_are_those_of_the_parser() -> None:
     }
     assert known | {"--config", "--nproc", "--nodes", "--launcher", "--hostfile"} == sft
     rl = {flag for action in below.choices["rl"]._actions for flag in action.option_strings}
-    assert {"--kl_target", "--num_generations", "--epsilon_high"} <= rl, "of all algorithms"
+    assert {"--vf_coef", "--num_generations", "--epsilon_high"} <= rl, "of all algorithms"
     merge = {flag for action in below.choices["merge"]._actions for flag in action.option_strings}
     assert "--peft_model_path" in merge

@@ -65,7 +65,7 @@ SOUND = [
     "stages: {sft: }",
     "stages: {first: {script: run_sft.py, learning_rate: 1e-3}, run_dpo: {beta: ~, from: first}}",
     "stages: {sft: {script: dpo, beta: 0.1}}",
-    "shared: {lora_rank: 8, rl_algorithm: ppo}\nstages: {rl: {kl_target: 3, reward_funcs: ['${env.X:-length}']}}",
+    "shared: {lora_rank: 8, rl_algorithm: ppo}\nstages: {rl: {vf_coef: 0.3, reward_funcs: ['${env.X:-length}']}}",
     "launcher: {torchrun: {nproc_per_node: 2}}\nmerge: false\nstages: {sft: {merge: {dtype: bfloat16}}}",
     "launcher: python\nmatrix: {lr: [1e-4, 1e-3]}\nenv: {A: 1}\nstages: {sft: {learning_rate: '${lr}'}}",
     "evaluate: {eval_tasks: [loss], launcher: {deepspeed: {num_gpus: 2}}}\nstages: {sft: }",

@@ -101,9 +101,9 @@ def test_what_an_editor_shows() -> None:
     ("given", "fits"),
     [
         ({"num_generations": 4}, True),
-        ({"rl_algorithm": "ppo", "kl_target": 3.0}, True),
-        ({"rl_algorithm": "grpo", "kl_target": 3.0}, False),
-        ({"kl_target": 3.0}, False),
+        ({"rl_algorithm": "ppo", "vf_coef": 0.3}, True),
+        ({"rl_algorithm": "grpo", "vf_coef": 0.3}, False),
+        ({"vf_coef": 0.3}, False),
         ({"rl_algorithm": "none of these"}, False),
         ({"sft_model_path": "m"}, True),
     ],

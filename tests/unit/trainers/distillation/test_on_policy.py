@@ -68,7 +68,7 @@ class Student:
         return found
 
 
-NAMES = ("completions/mean_length", "completions/clipped_ratio", "completions/distinct_3")
+NAMES = ("completions/mean_length", "completions/clipped_ratio")
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -87,7 +87,6 @@ def test_answers_take_the_place_of_the_last_ones(flat: bool) -> None:
     ]
     assert records_of(second) == [{"input_ids": [10, 11, 21, 22, 23], "labels": [NO, NO, 21, 22, 23]}]
     assert first[ORIGIN] == "here" and ORIGIN not in second
-    assert answers.trained_tokens(run) == 5
     metrics = run._metrics["train"]
     assert metrics["completions/mean_length"] == [2.5] and metrics["completions/clipped_ratio"] == [0.5]
     assert run._logs["prompt"] == ["1 2 3 4", "10 11"] and run._logs["completion"] == ["20 99", "21 22 23"]
@@ -124,13 +123,9 @@ def test_a_step_that_draws_nothing_trains_the_records() -> None:
     batch = run.data_collator(RECORDS[:1])
     answers = OnPolicyAnswers(0.0)
     assert list(answers.batches(run, iter([batch]))) == [batch] and not student.asked and not answers.drawing
-    assert answers.state(run) == {"on_policy_tokens": 3}
-    again = OnPolicyAnswers(0.0)
-    again.load_state(run, answers.state(run))
-    assert again.trained_tokens(run) == 3
 
 
-def test_answers_without_an_end_and_repetition_are_said_once_they_last() -> None:
+def test_answers_without_an_end_are_said_once_they_last() -> None:
     student = Student([[5] * 20])
     run = student.run()
     answers = OnPolicyAnswers(1.0)
@@ -138,5 +133,4 @@ def test_answers_without_an_end_and_repetition_are_said_once_they_last() -> None
         list(answers.batches(run, iter([run.data_collator(RECORDS[:1])])))
     assert not notices()
     list(answers.batches(run, iter([run.data_collator(RECORDS[:1])])))
-    said = notices()
-    assert any("--max_completion_length 8" in one for one in said) and any("repeat" in one for one in said)
+    assert any("--max_completion_length 8" in one for one in notices())

@@ -85,14 +85,15 @@ def _set(value: Any) -> Change:
     [
         (_drop, "tokens of"),
         (_other, "about other tokens"),
-        (_set({"logprob": None}), "None as a log-probability"),
-        (_set({"logprob": "low"}), "low as a log-probability"),
-        (_set({"logprob": 3.0}), "3.0 as a log-probability"),
-        (_set({"logprob": True}), "True as a log-probability"),
+        (_set({"logprob": None}), "no prompt_logprobs as vLLM gives them (TypeError"),
+        (_set({"logprob": "low"}), "no prompt_logprobs"),
+        (_set({"logprob": 3.0}), "no log-probabilities"),
+        (_set({"logprob": True}), "no log-probabilities"),
         (_set({"logprob": 0.0}), "sum to more than 1"),
-        (lambda choice: choice["prompt_logprobs"][1].update({"the": {"logprob": -1}}), "the text 'the'"),
+        (lambda choice: choice["prompt_logprobs"][1].update({"the": {"logprob": -1}}), "'the' is no id"),
         (lambda choice: choice.update(prompt_logprobs=None), "no prompt_logprobs"),
-        (lambda choice: choice["prompt_logprobs"].__setitem__(1, None), "says nothing of a token"),
+        (lambda choice: choice["prompt_logprobs"].__setitem__(1, None), "no prompt_logprobs"),
+        (lambda choice: choice["prompt_logprobs"].__setitem__(1, {}), "nothing is said of a token"),
     ],
 )
 def test_an_answer_that_cannot_be_is_one_message(change: Change, says: str) -> None:

@@ -81,15 +81,15 @@ def test_loss_is_per_token(stage: str, layout: str, data: Any, by_hand: Any, tin
     assert (args.packing, bool(args.padding_free)) == (layout == "packed", layout == "padding_free")
 
 
-@pytest.mark.parametrize(("stage", "kept"), [("pt", (5, max(LENGTHS))), ("sft", None)])
-def test_no_logits_pile_up(
-    stage: str, kept: tuple[int, int] | None, data: Any, tiny_model: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("stage", ["pt", "sft"])
+def test_no_logits_pile_up(stage: str, data: Any, tiny_model: Path, tmp_path: Path) -> None:
     """LF5419, LF1595: a row of logits is a thousand times the size of its tokens."""
     trainer = trainer_on(data, stage, tiny_model, tmp_path, "--packing", "False", "--per_device_eval_batch_size", "5")
-    only_loss = trainer.compute_metrics is None
-    output = trainer.evaluation_loop(trainer.get_eval_dataloader(), "evaluation", prediction_loss_only=only_loss)
-    assert (None if output.predictions is None else output.predictions.shape) == kept
+    outputs: list[Any] = []
+    whole = trainer.evaluation_loop
+    trainer.evaluation_loop = lambda *given, **named: outputs.append(whole(*given, **named)) or outputs[-1]
+    trainer.evaluate()
+    assert [one.predictions for one in outputs] == [None]
 
 
 def test_filling_trains_nothing(data: Any) -> None:

@@ -69,7 +69,6 @@ def at_each_call(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 STAGES = {
-    "pt": ("pt",),
     "sft": ("sft",),
     "outcome reward": ("rm",),
     "process reward": ("rm", "--reward_kind", "process"),
@@ -87,16 +86,6 @@ def test_each_batch_of_an_evaluation_is_heard(
     counts = [phase.count for phase in seen]
     assert len(counts) == ROWS / 2 and len({*counts}) == len(counts), counts
     assert {phase.name for phase in seen} == {phases.EVALUATION}
-
-
-def test_so_is_each_of_the_records_that_are_scored_for_the_scale(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = stage_trainer("rm", tiny_model, tmp_path)
-    trainer.eval_dataset = None
-    seen = at_each_call(trainer, "prediction_step", monkeypatch)
-    trainer.before_saving()
-    assert len({phase.count for phase in seen}) == ROWS / 2
 
 
 @pytest.mark.parametrize(

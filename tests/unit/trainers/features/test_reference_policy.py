@@ -116,12 +116,11 @@ def test_other_records_after_training_have_no_reference_any_more(said: list[str]
 def test_it_is_computed_once(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def with_columns(self: Any, dataset: Dataset, weights: str, name: str) -> Dataset:
+    def with_columns(self: Any, dataset: Dataset, name: str) -> Dataset:
         asked.append(name)
         return Dataset.from_dict({"ref_logps": [0.0]})
 
     monkeypatch.setattr(ReferencePolicy, "_with_reference", with_columns)
-    monkeypatch.setattr(ReferencePolicy, "_fingerprint", lambda self: "weights")
     records = Dataset.from_dict({"prompt_ids": [[1]]})
     run = run_of(PLAIN)
     run.train_dataset, run.eval_dataset, run.ref_model = records, {"a": records, "b": records}, PLAIN

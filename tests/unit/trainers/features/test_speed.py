@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,11 +73,16 @@ def test_what_is_counted_since_the_last_log(monkeypatch: pytest.MonkeyPatch) -> 
     speed.before_step(run, None, {"input_ids": torch.zeros(2, 3), FILLER: fills})
     assert speed._sums is not None
     totals = [total for total, _ in speed._sums.totals(run.accelerator).values()]
-    assert totals == [20, 4 * 9 + 16 + 16, 2 + 3, 17]
+    assert totals == [20, 4 * 9 + 16 + 16, 2 + 3, 17] and speed.trained_tokens(run) == 5
     assert Cost(2.0, 10.0, 0.5).of_batches(*totals[:3]) == 2 * 20 + 10 * 5 + 0.5 * 68
-    assert speed.state(run) == {"tokens_read": 17}
+    assert speed.state(run) == {"tokens_read": 17, "labels": 5}
     speed.before_log(run, logs := {"loss": 1.0})
-    assert logs["tokens_per_second"] == 5.0 and speed.tokens == 17 and speed.state(run) == {"tokens_read": 17}
+    assert (
+        logs["tokens_per_second"] == 5.0 and speed.tokens == 17 and speed.state(run) == {"tokens_read": 17, "labels": 5}
+    )
+    resumed = Speed()
+    resumed.load_state(run, speed.state(run))
+    assert (resumed.tokens, resumed.trained_tokens(run)) == (17, 5)
     speed.before_log(run, end := {"loss": 1.0, "train_runtime": 2.0})
     assert "tokens_per_second" not in end and end["train_tokens_per_second"] == 10.0
 
@@ -89,3 +95,14 @@ def test_an_evaluation_between_two_logs_is_no_training() -> None:
     speed.after_evaluate(run, {}, "eval")
     speed.before_log(run, logs := {"loss": 1.0})
     assert logs["tokens_per_second"] > 6 / 0.2
+
+
+def test_processes_that_share_rows_or_matrices() -> None:
+    """Two share matrices and see the same; two pairs share rows: each its own tokens and labels, and all lengths."""
+    labels = torch.tensor([[5, -100]])
+    inputs = {"input_ids": torch.zeros(1, 2), "shift_labels": labels, "cu_seq_lens_q": torch.tensor([0, 4])}
+    run = made_up.run(args={"world_size": 4, "tensor_parallel_size": 2, "data_parallel_size": 1})
+    run.accelerator = SimpleNamespace(reduce=lambda value, how: 4 * value)
+    speed = Speed()
+    speed.before_step(run, None, inputs)
+    assert speed._totals(run) == {"tokens": 4, "squares": 16, "labels": 2, "of_data": 4}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,11 +35,13 @@ class Model:
         self.given = given
         number = len(given["answer_at"])
         top = torch.tensor([True, False, True])[:number]
+        if not given["answer_detail"]:
+            return AnswerOutput(loss=torch.tensor(5.0))
         return AnswerOutput(loss=torch.tensor(5.0), entropy=torch.arange(float(number)), is_top1=top)
 
 
 def run_of(model: Model, *, processes: int = 1, tp: int = 1, **args: Any) -> Any:
-    given = made_up.run(model=model, label_smoother=None, compute_loss_func=None, args={
+    given = made_up.run(model=model, label_smoother=None, compute_loss_func=None, compute_metrics=None, args={
         "average_tokens_across_devices": processes > 1, **args,
     })  # fmt: skip
     given.accelerator = SimpleNamespace(num_processes=processes, reduce=lambda value, how: 2 * value)
@@ -95,9 +96,9 @@ def test_detail_where_somebody_reads_it() -> None:
         found = made(BATCH, measures=measures, training=training)
         assert found["answer_detail"] == detail
         mode, other = ("train", "eval") if training else ("eval", "train")
-        assert found["sums"][other].empty and found["sums"][mode].empty is not measures
+        assert found["sums"][other].empty and found["sums"][mode].empty is not bool(detail)
         # Entropies 0 + 1 + 2, two of three right, and the mask's 5 tokens.
-        if measures:
+        if detail:
             assert found["sums"][mode].take(ALONE) == {
                 "entropy": (3.0, 3.0), "mean_token_accuracy": (2.0, 3.0), "read": (5.0, 1.0),
             }  # fmt: skip
@@ -114,30 +115,6 @@ def test_counts_of_an_interrupted_run_come_back() -> None:
     assert other.sums["train"].take(ALONE) == one.sums["train"].take(ALONE)
 
 
-@pytest.mark.parametrize("sliced", [False, True])
-def test_predictions_are_the_labels_where_they_are_right(sliced: bool) -> None:
-    inputs = dict(BATCH)
-    if sliced:
-        inputs["shift_labels"] = next_tokens(BATCH)
-    run = run_of(Model(training=False))
-    run._prepare_inputs, run.compute_loss_context_manager = dict, nullcontext
-    output = AnswerOutput(is_top1=torch.tensor([True, False, True]))
-    computed = torch.tensor(2.0, requires_grad=True)
-    run.compute_loss = lambda model, given, return_outputs: (computed, output) if return_outputs else computed
-    found = feature().make_prediction(run, None, inputs, loss_only=False)
-    assert found is not None
-    loss, predicted, labels = found
-    assert float(loss) == 2.0 and not loss.requires_grad
-    if sliced:  # a place further: metrics compare with the label at the next one
-        assert predicted.tolist() == [[-1, 7, -1, -1], [-1, 9, -1, -1]]
-        assert labels.tolist() == [[NO, NO, 7, NO], [NO, 8, 9, NO]]
-    else:
-        assert predicted.tolist() == [[-1, 7, -1], [-1, 9, -1]] and labels is inputs["labels"]
-    assert feature().make_prediction(run, None, inputs, loss_only=True) is None
-    run.label_smoother = "one"
-    assert feature().make_prediction(run, None, inputs, loss_only=False) is None
-
-
 def test_whose_loss_needs_logits() -> None:
     run = run_of(Model())
     assert finds_answers(run, BATCH) and not finds_answers(run, {"input_ids": 1})
@@ -150,6 +127,10 @@ def test_whose_loss_needs_logits() -> None:
     assert not finds_answers(run, BATCH)
     run.model.active_peft_config = SimpleNamespace(is_prompt_learning=False)
     assert finds_answers(run, BATCH)
+    run.compute_metrics = print
+    assert finds_answers(run, BATCH), "metrics are for held-out records"
+    run.model.training = False
+    assert not finds_answers(run, BATCH)
 
 
 def test_what_belongs_to_the_next_label() -> None:
@@ -178,10 +159,3 @@ def test_sums_become_means_and_are_read_once() -> None:
     unmeasured, other = feature(measures=False), run_in(training=True)
     unmeasured.before_log(other, {})
     assert other._metrics["train"] == {}
-
-
-def test_means_of_batches_are_weighted_by_their_tokens() -> None:
-    one, run = feature(), run_in(training=False, entropy=[1.0, 4.0])
-    one.tokens_per_batch = (3.0, 1.0)
-    one.before_log(run, {})
-    assert run._metrics["eval"] == {"entropy": [1.75]}, "and no empty entry for what was not measured"

@@ -86,15 +86,6 @@ def test_the_logged_rates_are_those_of_the_schedule(trainer: Any) -> None:
     assert logged == pytest.approx([1e-3 * share for share in shares], rel=1e-6)
 
 
-def test_the_table_is_printed(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    made = trainer("--print_groups", "--optim", "muon")
-    made.create_optimizer()
-    shown = capsys.readouterr().out
-    assert "muon: Muon momentum=0.95" in shown and "muon: AdamW" in shown
-    assert "model.layers.0-1.mlp.down_proj.weight" in shown
-    assert f"{sum(parameter.numel() for parameter in made.model.parameters()):,}" in shown
-
-
 def newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
     """Keller Jordan's five quintic steps, in float64."""
     wide = matrix.double() if matrix.shape[0] <= matrix.shape[1] else matrix.double().T
@@ -193,7 +184,7 @@ def test_options_of_upstreams_groups_and_of_experts_go_to_their_parameters(monke
     asked = {"hftune.distributed.expert_parallel:expert_options": lambda model: {id(weight): {"share": 2.0}}}
     monkeypatch.setattr(choice, "on_demand", asked.__getitem__)
     monkeypatch.setattr(choice, "parameter_groups", lambda model, args, decayed, options: seen.append(options) or [])
-    args = {"optim": "galore_adamw", "expert_parallel_size": 2, "print_groups": False}
+    args = {"optim": "galore_adamw", "expert_parallel_size": 2}
     run = made_up.run(args=args, get_decay_parameter_names=lambda model: ["weight"])
     groups = [{"params": [weight], "rank": 4}, {"params": [bias], "rank": 8, "scale": 1.0}]
     chosen, kwargs = choose_optimizer(run, model, lambda: ("class", {"eps": 1.0, "params": groups}))
@@ -209,9 +200,7 @@ def test_groups_find_the_parameters_that_came_in_the_place_of_theirs() -> None:
     model = torch.nn.Linear(2, 2)
     group = Group(0.1, 0.0, "", {"rank": 4}, [("bias", torch.nn.Parameter(torch.zeros(1)))])
     renew_members([group], model)
-    assert (
-        group.as_dict() == {"params": [model.bias], "lr": 0.1, "weight_decay": 0.0, "rank": 4} and group.elements == 2
-    )
+    assert group.as_dict() == {"params": [model.bias], "lr": 0.1, "weight_decay": 0.0, "rank": 4}
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from hftune.trainers.ppo.maths import (
-    KLController,
     explained_variance,
     gae,
     kl_estimate,
@@ -147,24 +146,6 @@ def test_estimators_of_kl_have_its_mean() -> None:
     assert means["k3"] == pytest.approx(exact, abs=1e-6)
     assert (kl_estimate(policy, other, "k3") >= 0).all()
     assert (kl_estimate(policy, other, "k1") < 0).any()
-
-
-def test_the_coefficient_follows_the_target() -> None:
-    controller = KLController(0.1, target=6.0, horizon=1000)
-    controller.update(6.0, 100)
-    assert controller.beta == pytest.approx(0.1)
-    controller.update(12.0, 100)  # twice the target: the error of 1 is clipped to 0.2
-    assert controller.beta == pytest.approx(0.1 * (1 + 0.2 * 0.1))
-    controller.update(5.4, 100)  # 10 % below
-    assert controller.beta == pytest.approx(0.102 * (1 - 0.1 * 0.1))
-    controller.update(math.nan, 100)  # a step without an answer
-    assert controller.beta == pytest.approx(0.102 * (1 - 0.1 * 0.1))
-    controller.beta = 0.1
-    controller.update(0.0, 100)  # the error of -1 is clipped to -0.2
-    assert controller.beta == pytest.approx(0.1 * (1 - 0.2 * 0.1))
-    fixed = KLController(0.1, None, 1000)
-    fixed.update(100.0, 1000)
-    assert fixed.beta == 0.1
 
 
 def test_explained_variance() -> None:

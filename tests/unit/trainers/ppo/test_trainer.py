@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl.trainer.utils import split_tensor_dict
 
-from hftune.errors import ArgumentError
 from hftune.models.kernels.heads import padded_rows
 from hftune.trainers.ppo.critic import critic_from_reward
 from tests.unit.trainers.rl_runs import PROMPTS, count_even, drawn, logged, make_trainer
@@ -85,7 +84,6 @@ def test_figures_do_not_depend_on_the_cut_into_micro_batches(tiny_model: Path, t
 
 def test_a_run_is_saved_as_a_plain_model_and_goes_on(tiny_model: Path, tmp_path: Path) -> None:
     flags = (*SMALL, "--max_steps", "4", "--save_strategy", "steps", "--save_steps", "2", "--num_iterations", "2")
-    flags += ("--kl_target", "0.5", "--kl_horizon", "10")
     whole = make_trainer(tiny_model, tmp_path, "ppo", count_even, *flags)
     whole.train()
     whole.save_model(str(tmp_path / "final"))
@@ -97,10 +95,9 @@ def test_a_run_is_saved_as_a_plain_model_and_goes_on(tiny_model: Path, tmp_path:
     assert "head.weight" in names and any(name.startswith("body.layers.0.") for name in names)
 
     half = tmp_path / "checkpoint-2"
-    assert torch.load(half / "run_state_0.pt")["PPOState"]["beta"] != 0.05, "the target moves the coefficient"
     again = make_trainer(tiny_model, tmp_path, "ppo", count_even, *flags)
     again.train(resume_from_checkpoint=str(half))
-    for name in ("loss", "reward", "value_loss", "beta"):
+    for name in ("loss", "reward", "value_loss"):
         assert logged(again, name) == pytest.approx(logged(whole, name), rel=1e-4, abs=1e-7), name
     for (name, left), right in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):
         torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-4, msg=name)
@@ -116,8 +113,6 @@ def test_policy_and_critic_are_saved_separately(tiny_model: Path, tmp_path: Path
             assert "critic" not in trainer.model._modules
         saved = load_file(tmp_path / "critic" / "critic.safetensors")
         assert any(tensor.any() for tensor in saved.values()) is not from_gathered
-    with pytest.raises(ArgumentError, match="was not written by PPO"):
-        trainer.controller.load_state(trainer, {})
 
 
 def test_with_lora_the_critic_is_a_second_adapter_on_the_same_base(tiny_model: Path, tmp_path: Path) -> None:
@@ -169,18 +164,11 @@ def test_rewards_are_those_of_the_answers_and_advantages_are_white(tiny_model: P
     assert batch["tokens"].item() == mask.sum().item()
 
 
-def test_cut_answers_train_nothing_where_asked_and_beta_follows_training_alone(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    flags = (*SMALL, "--mask_truncated_completions", "--kl_target", "0.5", "--kl_horizon", "10")
-    trainer = make_trainer(tiny_model, tmp_path, "ppo", count_even, *flags)
+def test_cut_answers_train_nothing_where_asked(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(tiny_model, tmp_path, "ppo", count_even, *SMALL, "--mask_truncated_completions")
     ids = [[6, 7], [6, trainer.processing_class.eos_token_id]]
     trainer._generate = lambda prompts: ([[5]] * 2, ids, [[{"role": "assistant", "content": "a"}]] * 2)
-    trainer.model.eval()
-    trainer._generate_and_score_completions([{"prompt": [{"role": "user", "content": text}]} for text in "ab"])
-    assert trainer.controller.beta == trainer.args.beta
     assert drawn(trainer, *"ab")["mask"].tolist() == [[0, 0], [1, 1]]
-    assert trainer.controller.beta < trainer.args.beta, "no divergence yet"
 
 
 @pytest.mark.parametrize(

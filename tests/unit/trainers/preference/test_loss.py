@@ -323,15 +323,3 @@ def test_a_model_gets_rows_and_borders_and_nothing_else() -> None:
     rows = {"answer_at": 4, "attention_mask": 5, "position_ids": 6, "shared_prompts": 7, "use_cache": False}
     forward_answers(model, batch(label=3, **borders, **rows))
     assert sorted(given[0]) == sorted([*borders, *rows, "answer_ids", "input_ids"])
-
-
-def test_a_tie_is_no_right_answer() -> None:
-    """As at the first step of every run with a reference, which policy and reference begin as one."""
-    made = pair_loss(ref=([-3.0, -3.0], [-4.0, -4.0]))
-    loss_of(made)
-    found = measured(made)
-    assert found["rewards/margins"] == found["rewards/accuracies"] == 0.0
-    # Of single answers, -3 and -4 (good), -3 and -4 (bad): a reward of 0 is none, as is right for the bad two.
-    single = pair_loss(ref=([-3.0, -3.0], [-4.0, -4.0]), loss_type=["apo_zero_unpaired"])
-    loss_of(single, **LABELS)
-    assert measured(single)["rewards/accuracies"] == 0.5

@@ -11,8 +11,8 @@ from trl.models import prepare_deepspeed
 
 from hftune.constants import TEACHER_ROWS
 from hftune.data.teacher_targets import StoredTargets
-from hftune.models.kernels.divergences import MixedTeachers, TeacherStates, TopTargets
-from hftune.models.kernels.heads import add_answer_head
+from hftune.models.kernels.divergences import MixedTeachers, TopTargets
+from hftune.models.kernels.heads import TeacherStates, add_answer_head
 from hftune.trainers.distillation.on_policy import spans_of
 from hftune.trainers.distillation.teacher_server import TeacherServer
 from hftune.trainers.features.feature import Feature

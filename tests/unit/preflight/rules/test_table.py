@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import fields
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,3 +121,9 @@ def test_an_example_is_refused_by_its_row_alone(topic: str) -> None:
             assert fired == [check.when], check.example
             for problem in refused(topic, run):
                 assert "{" not in problem.cause + str(problem.place) and "None" not in problem.cause
+
+
+def test_each_topic_is_asked() -> None:
+    modules = Path(language.__file__).parent / "preflight" / "rules"
+    text = "".join(file.read_text() for file in modules.glob("*.py"))
+    assert [topic for topic in checks(RULES) if f'"{topic}"' not in text] == []

@@ -218,12 +218,15 @@ def compare(before: Answers, after: Answers) -> Comparison:
     )
 
 
-def judge(comparison: Comparison, *, half: bool) -> None:
-    """Refuse a merge whose model says something else.
+def judge(
+    comparison: Comparison, *, half: bool, result: str = "the merged model", model: str = "base + adapter"
+) -> None:
+    """Refuse a result that says something else.
 
     Args:
-        comparison: Of base + adapter with the merged model.
+        comparison: Of what it was made from with the result.
         half: Whether its weights were rounded to 16 bit.
+        result, model: The two, in words.
 
     Raises:
         ManifestError: The difference is beyond rounding (NaN is, too).
@@ -231,9 +234,9 @@ def judge(comparison: Comparison, *, half: bool) -> None:
     limit = LIMIT_HALF if half else LIMIT_FLOAT32
     if not comparison.relative <= limit:
         raise ManifestError(
-            f"the merged model does not say what base + adapter say: {comparison}",
+            f"{result} does not say what {model} said: {comparison}",
             place=f"--verify (relative difference {comparison.relative:.1e}, at most {limit:.0e} is rounding)",
-            fix="this is a fault of the merge: please report it; --verify False writes the model all the same",
+            fix="this is a fault of hftune: please report it; --verify False writes the model all the same",
         )
 
 

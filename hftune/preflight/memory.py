@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +28,7 @@ from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import inject, lora_config
 from hftune.models.loading.build import weight_dtype
 from hftune.models.miniature import Miniature, cut_down
-from hftune.models.structure import checkpointed_layers
+from hftune.models.structure import checkpointed_layers, routed_weights
 from hftune.on_demand import on_demand
 from hftune.weight_files import weight_shapes
 
@@ -74,6 +75,9 @@ class ModelSize:
         packed: Those of `weights` that a quantised base keeps, or would keep, in 4 or 8 bit.
         reference: Those of a second, frozen model next to it (DPO and RL in full training).
         adapter: Those of an adapter, which come on top of `weights`.
+        ends: Those of `weights` in embeddings and head.
+        experts: Those in routed experts.
+        trained_experts: Those of them that are trained in place.
     """
 
     weights: int
@@ -81,6 +85,9 @@ class ModelSize:
     packed: int = 0
     reference: int = 0
     adapter: int = 0
+    ends: int = 0
+    experts: int = 0
+    trained_experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -216,19 +223,30 @@ def model_size(bare: PreTrainedModel, adapter_args: AdapterArguments, training_a
     Args:
         bare: The model on the meta device; not changed.
     """
-    weights = sum(parameter.numel() for parameter in bare.parameters())
-    adapter = adapter_parameters(bare, adapter_args) if adapter_args.use_peft else 0
-    trained = adapter or trained_in_place(bare, adapter_args)
-    packed = sum(linear.weight.numel() for linear in packed_linears(bare))
-    # With an adapter the reference is the model with its adapter switched off: no second copy.
-    reference = weights if not adapter_args.use_peft and training_args.keeps_reference else 0
-    return ModelSize(weights=weights, trained=trained, packed=packed, reference=reference, adapter=adapter)
+    whole, adapted = list(bare.parameters()), adapter_args.use_peft
+    weights = _numbers(whole)
+    adapter = adapter_parameters(bare, adapter_args) if adapted else 0
+    # Without an adapter all are trained, or what is not frozen.
+    freezes = adapter_args.freezes and not adapted
+    chosen = plan_freezing(bare, adapter_args) if freezes else {id(one) for one in whole}
+    experts = routed_weights(bare, bare.config)
+    modules = [module for module in (bare.get_input_embeddings(), bare.get_output_embeddings()) if module is not None]
+    return ModelSize(
+        weights=weights,
+        trained=adapter or _numbers(one for one in whole if id(one) in chosen),
+        packed=sum(linear.weight.numel() for linear in packed_linears(bare)),
+        # With an adapter the reference is the model with its adapter switched off: no second copy.
+        reference=weights if not adapted and training_args.keeps_reference else 0,
+        adapter=adapter,
+        # By id, so that a head tied to the embeddings counts once.
+        ends=_numbers({id(one): one for module in modules for one in module.parameters()}.values()),
+        experts=_numbers(experts),
+        trained_experts=0 if adapted else _numbers(one for one in experts if id(one) in chosen),
+    )
 
 
-def trained_in_place(bare: PreTrainedModel, adapter_args: AdapterArguments) -> int:
-    """The number of parameters that training without an adapter changes: all, or what is not frozen."""
-    chosen = plan_freezing(bare, adapter_args) if adapter_args.freezes else None
-    return sum(one.numel() for one in bare.parameters() if chosen is None or id(one) in chosen)
+def _numbers(parameters: Iterable[torch.Tensor]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
 
 
 def packed_linears(bare: nn.Module) -> list[nn.Linear]:
@@ -278,7 +296,7 @@ def _in_small(bare: PreTrainedModel, config: LoraConfig) -> Miniature | None:
 
 
 def _trained(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return _numbers(parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
 def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments) -> Setup:
@@ -295,6 +313,10 @@ def setup_under(
     offloads = {what: ds_config.offload_device(config, what) for what in ("optimizer", "param")}
     # Without DeepSpeed autocast computes in 16 bit, and the weights stay what they were loaded as.
     half = config is not None and bool(training_args.bf16 or training_args.fp16)
+    # peft makes an adapter float32 next to a base in 16 bit. DeepSpeed puts everything in 16 bit; under ZeRO-3 an
+    # adapter has its base's dtype, or could not be gathered with it.
+    in_float32 = adapter_args.use_peft and not half and (stage != 3 or adapter_args.quantised)
+    states = float(OPTIMIZER_BYTES.get(training_args.optim_name, ADAM_BYTES))
     taught = bool(getattr(training_args, "teachers", None))
     count_teachers = on_demand("hftune.preflight.teachers:teacher_bytes") if taught else None
     return Setup(
@@ -306,11 +328,11 @@ def setup_under(
         half=half,
         weight_bytes=float(dtype.itemsize),
         packed_bytes=packed_bytes(adapter_args) if adapter_args.quantised else None,
-        adapter_bytes=adapter_bytes(adapter_args, half=half, zero_stage=stage),
+        adapter_bytes=4.0 if in_float32 else None,
         # `prepare_model_for_kbit_training` (peft 0.21) casts what is not quantised to float32.
         spare_bytes=4.0 if adapter_args.quantised and not half else None,
         # DeepSpeed halves the states with bf16_optimizer_states.
-        state_bytes=state_bytes(training_args) / (2 if _in_bf16(config, "bf16_optimizer_states") else 1),
+        state_bytes=states / (2 if _in_bf16(config, "bf16_optimizer_states") else 1),
         copy_bytes=2.0 if _in_bf16(config, "bf16_master_weights_and_grads") else 4.0,
         offload_optimizer=offloads["optimizer"] is not None,
         offload_weights=offloads["param"] is not None,
@@ -331,19 +353,3 @@ def packed_bytes(adapter_args: AdapterArguments) -> float:
 def _in_bf16(config: DsConfig | None, what: str) -> bool:
     """Whether DeepSpeed keeps this in bf16 instead of float32."""
     return bool(((config or {}).get("bf16") or {}).get(what))
-
-
-def adapter_bytes(adapter_args: AdapterArguments, *, half: bool, zero_stage: int) -> float | None:
-    """Bytes of an adapter's weight where it differs from the base's: float32, as peft makes it, on 16 bit.
-
-    DeepSpeed puts everything in 16 bit; under ZeRO-3 an adapter has its base's dtype, or could not be gathered with it.
-    """
-    if not adapter_args.use_peft or half or (zero_stage == 3 and not adapter_args.quantised):
-        return None
-    return 4.0
-
-
-def state_bytes(training_args: StageArguments) -> float:
-    """Bytes of the optimizer's states for a trained parameter."""
-    name = str(getattr(training_args.optim, "value", training_args.optim))
-    return float(OPTIMIZER_BYTES.get(name, ADAM_BYTES))

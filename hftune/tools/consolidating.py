@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
 
 from hftune.arguments.option import option
@@ -22,7 +20,9 @@ from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState, exported_nam
 from hftune.constants import TOKENIZER_FILES
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
+from hftune.merging.plan import Output
 from hftune.merging.tensors import NAMES, write_tensors
+from hftune.merging.write import lay_out, write_index
 from hftune.models.loading.base_parts import keep_of_base
 from hftune.opening.files import copy_file, unsafe_entries
 from hftune.opening.torch_file import check_torch_files
@@ -34,7 +34,6 @@ from hftune.weight_files import fingerprint, parse_size, weight_files, weight_sh
 
 # Copied next to the weights; what belongs to training (optimizer, scheduler, random state) stays behind.
 CARRIED = ("config.json", "generation_config.json", "adapter_config.json", *TOKENIZER_FILES)
-INDEX = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 Read = Callable[[], Tensor]
 
@@ -115,19 +114,13 @@ def _convert(checkpoint: Path, output: Path, args: ConsolidateArguments) -> None
     assert folder is not None
     tensors = _tensors(open_engine(folder), checkpoint)
     dtype = getattr(torch, args.dtype)
-    plan = split_torch_state_dict_into_shards(
-        # The plan needs sizes alone: tensors on the meta device take no memory.
-        {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, _) in tensors.items()},
-        filename_pattern="model{suffix}.safetensors" if not _is_adapter(checkpoint) else ADAPTER_WEIGHTS,
-        # PEFT reads an adapter from one file of one name, so that it is never split.
-        max_shard_size=parse_size(args.max_shard_size) if not _is_adapter(checkpoint) else 1 << 62,
-    )
-    for file, names in plan.filename_to_tensors.items():
-        planned = [(name, NAMES[dtype], tensors[name][0]) for name in names]
-        write_tensors(output / file, planned, lambda name: tensors[name][1]().to(dtype).reshape(tensors[name][0]))
-    if plan.is_sharded:
-        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        (output / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    planned = [Output(name, NAMES[dtype], shape, None) for name, (shape, _) in tensors.items()]
+    # PEFT reads an adapter from one file of one name, so that it is never split.
+    shards = {ADAPTER_WEIGHTS: planned} if _is_adapter(checkpoint) else lay_out(planned, args.max_shard_size)
+    for file, held in shards.items():
+        entries = [(one.name, one.dtype, one.shape) for one in held]
+        write_tensors(output / file, entries, lambda name: tensors[name][1]().to(dtype).reshape(tensors[name][0]))
+    write_index(output, shards)
 
 
 def _tensors(pieces: ShardedState, checkpoint: Path) -> dict[str, tuple[tuple[int, ...], Read]]:

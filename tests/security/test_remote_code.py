@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
-from hftune.tools.export import compared
+from hftune.tools.export import serving
 from hftune.trainers.distillation.loading import load_teachers
 from hftune.trainers.rewards import loading
 from tests.spokes import spokes
@@ -166,20 +165,13 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "the merge's skeleton": lambda folder: skeleton.build_skeleton(folder, trust_remote_code=False),
     "peft's merge": lambda folder: peft_model.load_base(_plan(folder)),
     "a merge's verification": lambda folder: verify.reload_strictly(folder, trust_remote_code=False),
-    "an export's comparison": compared.load,
-    "its tokenizer in a comparison": lambda folder: compared.logits_of(_Model(), folder),
+    "an export's comparison": serving.load,
+    "its tokenizer": lambda folder: serving.exported_tokenizer(folder, trust_remote_code=False),
     "a pad token": lambda folder: model_config.pad_token_id(folder, trust_remote_code=False),
     "a reward's head": lambda folder: loading.reward_head(str(folder)),
     "a reward model": lambda folder: loading.load_reward_model(str(folder), torch.float32),
     "hftune ask": _asked,
 }
-
-
-class _Model:
-    device = "cpu"
-
-    def __call__(self, input_ids: torch.Tensor) -> Any:
-        return SimpleNamespace(logits=torch.zeros(1, input_ids.shape[1], 4))
 
 
 @pytest.mark.parametrize(("loader", "kind"), spokes(LOADERS, KINDS))

@@ -25,12 +25,18 @@ def single_changes(planner: Planner, asked: Choice) -> Iterator[Choice]:
 
 
 def combinations(planner: Planner, start: Choice) -> Iterator[Choice]:
-    """Every combination of ZeRO stage, recomputation and micro batch; what is trained stays as in `start`."""
-    # The least change comes first, and is what a run that does not fit is told.
-    for staged in (start, *stages(planner, start)):
-        for again in (staged, *recomputations(staged)):
-            yield again
-            yield from smaller(again)
+    """Every combination of ZeRO stage, recomputation and micro batch; what is trained stays as in `start`.
+
+    The least change comes first, and is what a run that does not fit is told: sharding costs less time than smaller
+    micro batches, and offloading more than both.
+    """
+    yield start
+    for offloads in (False, True):
+        for sized in (start, *smaller(start)):
+            for choice in (sized, *stages(planner, sized)):
+                if choice.setup.offload_optimizer == offloads:
+                    yield choice
+                    yield from recomputations(choice)
 
 
 def ways(planner: Planner, asked: Choice) -> Iterator[Choice]:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from hftune.distributed.ds_config import DsConfig
 from hftune.distributed.ranks import Mesh
 from hftune.models.kernels.heads import CHUNK_BYTES, KEPT_BYTES
-from hftune.models.structure import attention_layers, head_size, routed_weights
+from hftune.models.structure import attention_layers, head_size
 from hftune.preflight.estimating.work import Generation
 from hftune.preflight.memory import ModelSize, Need, Setup, estimate
 from hftune.preflight.model_folder import base_and_adapters
@@ -216,82 +215,37 @@ def same_parts(setup: Setup, mesh: Mesh) -> Setup:
     return replace(setup, processes=max(1, setup.processes // mesh.tensor))
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Numbers of parameters by the kind of parallelism that splits them.
-
-    Args:
-        all: Every one.
-        ends: Of embeddings and head, which tensor parallelism leaves whole.
-        experts: Routed ones.
-        trained_experts: Those of them that are trained.
-    """
-
-    all: int
-    ends: int = 0
-    experts: int = 0
-    trained_experts: int = 0
-
-    @classmethod
-    def of(cls, bare: PreTrainedModel, chosen: set[int] | None) -> Parts:
-        """Count the parameters of a model on the meta device.
-
-        Args:
-            chosen: `id` of the parameters that are trained; None: all.
-        """
-        modules = [bare.get_input_embeddings(), bare.get_output_embeddings()]
-        # By id, so that a head tied to the embeddings counts once.
-        ends = {id(one): one.numel() for module in modules if module is not None for one in module.parameters()}
-        experts = routed_weights(bare, bare.config)
-        return cls(
-            sum(one.numel() for one in bare.parameters()),
-            sum(ends.values()),
-            sum(one.numel() for one in experts),
-            sum(one.numel() for one in experts if chosen is None or id(one) in chosen),
-        )
-
-    def tensor_share(self, mesh: Mesh) -> float:
-        """The share of the weights in each tensor-parallel process, 0 to 1."""
-        outside = self.ends / max(1, self.all)
-        return outside + (1 - outside) / mesh.tensor
-
-
-def shared_size(size: ModelSize, parts: Parts, mesh: Mesh) -> ModelSize:
+def shared_size(size: ModelSize, mesh: Mesh) -> ModelSize:
     """The numbers of parameters in each process, before ZeRO shards them."""
-    share, away = parts.tensor_share(mesh), 1 - 1 / mesh.expert
+    # Tensor parallelism leaves embeddings and head whole.
+    outside = size.ends / max(1, size.weights)
+    share, away = outside + (1 - outside) / mesh.tensor, 1 - 1 / mesh.expert
     return replace(
         size,
-        weights=round(size.weights * share - parts.experts * away),
-        trained=round(size.trained * share - parts.trained_experts * away),
+        weights=round(size.weights * share - size.experts * away),
+        trained=round(size.trained * share - size.trained_experts * away),
     )
 
 
-def shared_need(size: ModelSize, setup: Setup, parts: Parts, mesh: Mesh) -> Need:
+def shared_need(size: ModelSize, setup: Setup, mesh: Mesh) -> Need:
     """What one process needs.
 
     ZeRO shards experts over the processes that hold the same ones, and everything else over all.
     """
+    if mesh.expert == 1:
+        need = estimate(shared_size(size, mesh), same_parts(setup, mesh))
+    else:
+        # Experts are estimated as a model of their own: AutoEP gives them a smaller group of processes to be sharded
+        # over.
+        alike = replace(setup, processes=max(1, setup.processes // mesh.expert))
+        own = estimate(ModelSize(size.experts // mesh.expert, size.trained_experts // mesh.expert), alike)
+        others = replace(size, weights=size.weights - size.experts, trained=size.trained - size.trained_experts)
+        need = estimate(others, setup)
+        names = ("weights", "gradients", "optimizer", "host")
+        need = replace(need, **{name: getattr(need, name) + getattr(own, name) for name in names})
     # Every process reads the whole checkpoint and keeps its slice afterwards, so loading costs what it does without
     # parallelism.
     loading = estimate(size, setup)
-    if mesh.expert == 1:
-        return _loaded(estimate(shared_size(size, parts, mesh), same_parts(setup, mesh)), loading)
-    experts = ModelSize(parts.experts // mesh.expert, parts.trained_experts // mesh.expert)
-    others = replace(size, weights=size.weights - parts.experts, trained=size.trained - parts.trained_experts)
-    # Experts are estimated as a model of their own: AutoEP gives them a smaller group of processes to be sharded over.
-    alike = replace(setup, processes=max(1, setup.processes // mesh.expert))
-    one, other = estimate(others, setup), estimate(experts, alike)
-    both = replace(
-        one,
-        weights=one.weights + other.weights,
-        gradients=one.gradients + other.gradients,
-        optimizer=one.optimizer + other.optimizer,
-        host=one.host + other.host,
-    )
-    return _loaded(both, loading)
-
-
-def _loaded(need: Need, loading: Need) -> Need:
     return replace(need, loading=loading.loading, loads_on_host=loading.loads_on_host)
 
 

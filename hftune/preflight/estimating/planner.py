@@ -16,7 +16,6 @@ from hftune.distributed import ranks
 from hftune.distributed.ds_config import DsConfig
 from hftune.distributed.ranks import Mesh
 from hftune.errors import ArgumentError
-from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.structure import checkpointed_layers, experts_per_token
 from hftune.preflight.estimating.parts import (
     PARTS,
@@ -24,7 +23,6 @@ from hftune.preflight.estimating.parts import (
     Head,
     Largest,
     Moment,
-    Parts,
     answer_head,
     buffers,
     cache_bytes,
@@ -137,11 +135,11 @@ class Planner:
         away = 0.0
         if choice.recompute is not None and choice.recompute.offload and not setup.on_cpu:
             profile, away = offloaded(profile, marks(choice.recompute, len(profile.kinds)))
-        mesh, parts = choice.mesh, self.parts(choice.adapter)
+        mesh = choice.mesh
         # `need` is for weights and states; `held`, not yet sharded by ZeRO, sizes the buffers that gather and reduce.
-        need, held = shared_need(size, setup, parts, mesh), shared_size(size, parts, mesh)
+        need, held = shared_need(size, setup, mesh), shared_size(size, mesh)
         alike = same_parts(setup, mesh)
-        largest = shared_largest(self.largest, parts.experts // max(1, len(profile.kinds)), mesh)
+        largest = shared_largest(self.largest, size.experts // max(1, len(profile.kinds)), mesh)
         extra = buffers(held, alike, choice.deepspeed, largest)
         later, other = self._generation(choice, size, extra, numerics)
         standing = dict.fromkeys(PARTS, 0.0) | {"weights": need.weights, "gradients": need.gradients, "other": other}
@@ -164,7 +162,7 @@ class Planner:
 
     def least(self, choice: Choice) -> Plan:
         """The memory that weights, gradients and optimizer take: what a choice needs for certain."""
-        need = shared_need(self.size(choice.adapter), choice.setup, self.parts(choice.adapter), choice.mesh)
+        need = shared_need(self.size(choice.adapter), choice.setup, choice.mesh)
         parts = {"weights": need.weights, "gradients": need.gradients, "optimizer": need.optimizer}
         return highest([Moment("training", parts)], need, choice.setup, pinned=0.0, context=0.0, untraced=None)
 
@@ -192,12 +190,6 @@ class Planner:
             "other": judges,
         }
         return [Moment("generation", parts)], judges
-
-    def parts(self, adapter_args: AdapterArguments) -> Parts:
-        """The numbers of parameters by the kind of parallelism that splits them."""
-        freezes = adapter_args.freezes and not adapter_args.use_peft
-        chosen = plan_freezing(self.bare, adapter_args) if freezes else set() if adapter_args.use_peft else None
-        return Parts.of(self.bare, chosen)
 
     def context(self, setup: Setup) -> float:
         """The bytes on a GPU that no allocator counts; on a CPU those of libraries not imported yet."""

@@ -56,7 +56,6 @@ class Gpus:
         built_for: The CUDA version that torch was built for; None for a CPU build.
         error: Why torch sees none, in torch's words.
         seen: Those that torch sees.
-        no_peer_access: Pairs of them that cannot read each other's memory.
         bf16: Whether they compute in it.
         varlen: Whether torch's own FlashAttention for rows of several documents runs here.
         visible: CUDA_VISIBLE_DEVICES, where it is set.
@@ -66,7 +65,6 @@ class Gpus:
     built_for: str | None = None
     error: str | None = None
     seen: list[Gpu] = field(default_factory=list)
-    no_peer_access: list[tuple[int, int]] = field(default_factory=list)
     bf16: bool = True
     varlen: bool = True
     visible: str | None = None
@@ -85,14 +83,11 @@ def gpus() -> Gpus:
             error = " ".join(str(caught).split())[:200]
     if not torch.cuda.is_available():
         return Gpus(driver, torch.version.cuda, error, visible=visible)
-    count = torch.cuda.device_count()
     seen = []
-    for number in range(count):
+    for number in range(torch.cuda.device_count()):
         about, (free, total) = torch.cuda.get_device_properties(number), torch.cuda.mem_get_info(number)
         seen.append(Gpu(about.name, (about.major, about.minor), total, free))
-    pairs = [(one, other) for one in range(count) for other in range(one + 1, count)]
-    no_peer_access = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-    return Gpus(driver, torch.version.cuda, None, seen, no_peer_access, supports_bf16(), has_varlen(), visible)
+    return Gpus(driver, torch.version.cuda, None, seen, supports_bf16(), has_varlen(), visible)
 
 
 def _driver() -> str | None:
@@ -132,10 +127,6 @@ def check_gpus(found: Gpus) -> Iterator[Finding]:
     if not found.varlen:
         said = "torch's FlashAttention does not run here: rows of several documents are computed a document at a time"
         yield Finding(GPU, said, NOTE, "a torch of 2.11 or newer for this GPU, or flash-attn")
-    if found.no_peer_access:
-        pairs = ", ".join(f"{one}-{other}" for one, other in found.no_peer_access[:8])
-        said = f"{len(found.no_peer_access)} pair(s) of GPUs reach each other through the host only: {pairs}"
-        yield Finding(GPU, said, NOTE, "ZeRO-2 sends less than ZeRO-3; keep --tensor_parallel_size within other pairs")
 
 
 def _none_seen(found: Gpus) -> Finding:

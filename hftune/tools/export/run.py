@@ -26,7 +26,6 @@ from hftune.tools.export.arguments import (
     OllamaArguments,
     ServingArguments,
 )
-from hftune.tools.export.compared import check_distance, compare
 from hftune.weight_files import fingerprint, weight_shapes
 
 
@@ -43,8 +42,7 @@ def export(args: ExportArguments) -> dict[str, Any]:
     output = Path(str(args.output_dir))
     with published_folder(output, overwrite=args.overwrite_output_dir, inputs=inputs_of(args)) as aside:
         figures = _write(folder, aside, args)
-        # Inside the block: an error here leaves nothing published. The manifest comes last, when all files are there.
-        check_distance(figures, str(figures.get("type", figures.get("dtype"))))
+        # The manifest comes last, when all files are there; an error in this block leaves nothing published.
         manifest = manifests.finish_manifest(aside, _manifest(folder, args, figures))
     get_logger().info("%s: %s", output, ", ".join(f"{name} {value}" for name, value in figures.items()))
     return manifest
@@ -104,10 +102,10 @@ def _write(folder: Path, aside: Path, args: ExportArguments) -> dict[str, Any]:
     if isinstance(args, GgufArguments):
         return _gguf(folder, aside, args)
     assert isinstance(args, ServingArguments)
-    from hftune.tools.export.serving import write_serving_folder
+    from hftune.tools.export.serving import compared, write_serving_folder
 
     figures = write_serving_folder(folder, aside, args)
-    return figures | (compare(folder, aside, args.trust_remote_code) if args.verify else {})
+    return figures | (compared(folder, aside, args) if args.verify else {})
 
 
 def _gguf(folder: Path, aside: Path, args: GgufArguments) -> dict[str, Any]:
@@ -124,36 +122,25 @@ def _gguf(folder: Path, aside: Path, args: GgufArguments) -> dict[str, Any]:
     return figures | (prove(folder, aside / first, args.outtype, args.trust_remote_code) if args.verify else {})
 
 
-def write_card(folder: Path, name: str) -> Path:
-    """Write `README.md` into the folder, from its manifest and those of earlier stages, and return it."""
+def _publish(folder: Path, args: HubArguments) -> dict[str, Any]:
+    """Upload weights, tokenizer and a card made from the manifests of the whole chain, in one commit.
+
+    Raises:
+        ArgumentError: There is no manifest; the Hub cannot be reached, or refuses.
+    """
     manifest = manifests.read_manifest(folder)
     if manifest is None:
         cause = f"{folder} has no hftune.json to make a card from"
         raise ArgumentError(cause, place="--model_name_or_path", fix="give a folder of hftune")
-    file = folder / "README.md"
-    write_page(file, model_card(manifest, name, [found for _, found in manifests.ancestors(manifest)]))
-    return file
-
-
-def _publish(folder: Path, args: HubArguments) -> dict[str, Any]:
-    """Upload weights, tokenizer and a card that says where they came from, in one commit."""
-    card = write_card(folder, (args.hub_model_id or folder.resolve().name).rsplit("/", 1)[-1])
+    card, name = folder / "README.md", (args.hub_model_id or folder.resolve().name).rsplit("/", 1)[-1]
+    write_page(card, model_card(manifest, name, [found for _, found in manifests.ancestors(manifest)]))
     if args.card_only:
         get_logger().info("wrote %s", card)
         return {"card": str(card)}
-    done = upload(folder, args)
+    about: dict[str, Any] = {"token": args.hub_token, "message": args.commit_message, "private": args.hub_private_repo}
+    done = push(folder, str(args.hub_model_id), hub=args.hub, **about)
     get_logger().info("pushed %s to %s", folder, args.hub_model_id)
     return {"hub_model_id": args.hub_model_id, "commit": done}
-
-
-def upload(folder: Path, args: HubArguments) -> str:
-    """Upload what belongs to a model as the arguments say; returns where the commit is.
-
-    Raises:
-        ArgumentError: The Hub cannot be reached, or refuses.
-    """
-    about: dict[str, Any] = {"token": args.hub_token, "message": args.commit_message, "private": args.hub_private_repo}
-    return push(folder, str(args.hub_model_id), hub=args.hub, **about)
 
 
 def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> manifests.Manifest:
@@ -161,7 +148,7 @@ def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> m
     return {
         "hftune": manifests.library_versions().get("hftune"),
         "stage": "export",
-        "format": FORMATS_BY_CLASS[type(args)],
+        "format": next(name for name, kind in FORMATS.items() if kind is type(args)),
         "status": manifests.COMPLETE,
         "arguments": without_secrets(vars(args)),
         "versions": manifests.library_versions(),
@@ -178,7 +165,6 @@ FORMATS: dict[str, type[ExportArguments]] = {
     "vllm": ServingArguments,
     "hub": HubArguments,
 }
-FORMATS_BY_CLASS = {kind: name for name, kind in FORMATS.items()}
 
 
 def main(argv: list[str]) -> None:

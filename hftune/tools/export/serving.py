@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.checkpoints.template_arguments import recorded_arguments
 from hftune.constants import PROCESSOR_FILES
+from hftune.errors import UserError
 from hftune.inference.prompts import write_generation_config
 from hftune.logging import notice
 from hftune.merging.plan import Output
 from hftune.merging.tensors import FLOATS, NAMES, nbytes
+from hftune.merging.verify import answer, compare, judge
 from hftune.merging.write import write_weights
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.files import copy_file
@@ -48,6 +50,34 @@ def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> 
         copy_file(file, output / file.name, within=folder)
     ends = write_generation_config(folder, output, tokenizer)
     return {"dtype": args.dtype, "ends": ends, "bytes": sum(nbytes(one.dtype, one.shape) for one in tensors)}
+
+
+def load(folder: Path, trust_remote_code: bool = False) -> PreTrainedModel:
+    """A causal LM in float32, ready to answer: a difference is then the export's, and not that of rounding here."""
+    loaded = pretrained(AutoModelForCausalLM, folder, trust_remote_code=trust_remote_code, dtype=torch.float32)
+    return loaded.eval()
+
+
+def compared(folder: Path, result: Path, args: ServingArguments) -> dict[str, float]:
+    """How far the logits and greedy answers of a result are from those of its model.
+
+    Raises:
+        UserError: Further than rounding explains, or the model's are NaN.
+    """
+    tokenizer = pretrained(AutoTokenizer, folder, trust_remote_code=args.trust_remote_code)
+    before, after = (answer(load(place, args.trust_remote_code), tokenizer) for place in (folder, result))
+    for logits in before.logits:
+        check_numbers(logits, folder)
+    found = compare(before, after)
+    judge(found, half=args.dtype != "float32", result="the exported folder", model="the model")
+    return found.to_dict()
+
+
+def check_numbers(logits: torch.Tensor, folder: Path) -> None:
+    """Refuse a model that says nothing: of NaN the likeliest token is always the first."""
+    if logits.isnan().any():
+        cause = f"{folder} gives logits that are NaN"
+        raise UserError(cause, place="--verify", fix="take a checkpoint from before its weights broke")
 
 
 def _outputs(folder: Path, dtype: torch.dtype | None) -> list[Output]:

@@ -1,1 +1,1 @@
-"""Plans a run before it starts: memory by part, time, and the cheapest setting that fits."""
+"""Plans a run before it starts: memory by part, and the least change that fits."""

@@ -13,16 +13,15 @@ from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.models.loading.quantisation import is_read_whole, quantisation_in
 from hftune.preflight.estimating.candidates import single_changes
-from hftune.preflight.estimating.planner import Choice, Planner
+from hftune.preflight.estimating.planner import Planner
 from hftune.preflight.estimating.traced_step import traced_step
 from hftune.preflight.facts import Facts, resolve
-from hftune.preflight.memory import Free
 from hftune.preflight.model_folder import check_model_folder
 from hftune.preflight.rules.quantisation import check_quantised_base, say_read_whole
 from hftune.preflight.rules.without_effect import check_without_effect
 from hftune.preflight.run_memory import choose_recomputed_share, least_change
 from hftune.tools.planning.cluster import cluster_here, cluster_of, steps_of
-from hftune.tools.planning.report import Row, as_json, table, words
+from hftune.tools.planning.report import as_json, table, words
 from hftune.tools.words import Words, number
 from hftune.visible import say
 
@@ -50,10 +49,10 @@ def plan(stage: str, argv: list[str]) -> None:
         if training_args.recomputes_least:
             choose_recomputed_share(planner, planner.asked(), free, training_args)
         asked = planner.asked()
-        rows = [row_of(planner, choice, free) for choice in (asked, *single_changes(planner, asked))]
+        rows = [(choice, planner.plan(choice)) for choice in (asked, *single_changes(planner, asked))]
         fitting = least_change(planner, asked, free)
-        best = rows[0] if fitting is asked else fitting and row_of(planner, fitting, free)
-        work = (best or rows[0]).choice.work
+        best = (fitting, planner.plan(fitting)) if fitting else None
+        work = (fitting or asked).work
         # `work` counts one process; the cluster's devices are the processes of the plan.
         steps = steps_of(facts.data_args, training_args, work.examples * work.accumulation * cluster.count)
     if question.json:
@@ -107,9 +106,3 @@ def take_own(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     own.add_argument("--json", action="store_true")
     # Taken out before the script's parser sees the line: it would refuse names that it does not have.
     return own.parse_known_args(argv)
-
-
-def row_of(planner: Planner, choice: Choice, free: Free) -> Row:
-    """A row of the table: a choice, its plan, and whether it fits."""
-    found = planner.plan(choice)
-    return Row(choice, found, found.fits(free, choice.setup))

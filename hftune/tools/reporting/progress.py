@@ -23,7 +23,7 @@ PROGRESS = "progress.jsonl"
 Line = dict[str, Any]
 """Names and finite or infinite numbers of a log; `step` and `time` are always there."""
 
-_MOST = 4000
+_MOST = 2000
 """Lines that are kept: of more, every other one goes."""
 _AT_ONCE = 64 * MIB
 _LONGEST = 64 << 10

@@ -78,7 +78,8 @@ def overview(name: str, manifest: Mapping[str, Any], logged: Sequence[Mapping[st
     speed = tokens / seconds if tokens is not None and seconds else None
     # Rounded up: a short run has at least one value at its end.
     end = losses[-math.ceil(len(losses) / 10) :]
-    return name, found.get("steps"), *(losses[:1] or [None]), sum(end) / len(end) if end else None, tokens, speed, wall
+    first, last = (losses[0], sum(end) / len(end)) if end else (None, None)
+    return name, found.get("steps"), first, last, tokens, speed, wall
 
 
 def _number(value: Any) -> float | None:

@@ -9,7 +9,6 @@ from hftune.visible import html
 
 WIDTH, HEIGHT = 360, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 12, 26
-_MAX_POINTS = 600
 _COLOURS = 6
 Points = tuple[Sequence[int], Sequence[float]]
 
@@ -24,7 +23,7 @@ def chart(curves: Mapping[str, Points], title: str) -> str:
     finite = {
         label: [(x, y) for x, y in zip(*points, strict=True) if math.isfinite(y)] for label, points in curves.items()
     }
-    finite = {label: _thinned(points) for label, points in finite.items() if points}
+    finite = {label: points for label, points in finite.items() if points}
     if not finite:
         return '<p class="none">nothing finite was logged</p>'
     # Of all curves: those of several charts have one colour each, also where one of them is empty.
@@ -98,14 +97,6 @@ def _line(points: Sequence[tuple[int, float]], across: _Scale, up: _Scale, numbe
 def _legend(curves: Mapping[str, object]) -> str:
     entries = (f'<span><i class="c{number}"></i>{html(label)}</span>' for number, label in enumerate(curves))
     return f'<div class="legend">{"".join(entries)}</div>'
-
-
-def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most `_MAX_POINTS` points, evenly chosen, the last one kept; more cannot be told apart."""
-    if len(points) <= _MAX_POINTS:
-        return points
-    step = len(points) / _MAX_POINTS
-    return [points[int(number * step)] for number in range(_MAX_POINTS - 1)] + points[-1:]
 
 
 def short(value: float) -> str:

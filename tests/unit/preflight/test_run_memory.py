@@ -13,6 +13,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.distributed import ranks
 from hftune.errors import UserError
 from hftune.preflight import run_memory
+from hftune.preflight.estimating.candidates import combinations
 from hftune.preflight.estimating.plan import Moment, Plan
 from hftune.preflight.estimating.planner import COMMUNICATOR, CONTEXT, Planner
 from hftune.preflight.facts import resolve
@@ -96,6 +97,15 @@ def test_the_least_change_that_fits(
         planner = Planner(facts_of(tmp_path, "--max_length", "128", "--per_device_train_batch_size", "1"))
         way = way_out(planner, planner.asked(), Free(device * GIB, host * GIB))
     assert way == flags or (flags and way and way.startswith(flags)), way
+
+
+def test_sharding_comes_before_smaller_micro_batches_and_offloading_last(tiny_model: Path) -> None:
+    with ranks.planning_for(ranks.PlannedWorld(8, 8, major=9)):
+        planner = Planner(facts_of(tiny_model, "--per_device_train_batch_size", "2"))
+        flags = [one.flags for one in combinations(planner, planner.asked())]
+    halved = "--per_device_train_batch_size 1 --gradient_accumulation_steps 2"
+    places = [flags.index(one) for one in ("as asked", "--deepspeed zero3", halved, "--deepspeed zero2_offload")]
+    assert places == sorted(places) and places[0] == 0
 
 
 def test_a_context_is_counted_where_free_memory_has_not_lost_it_yet(tiny_model: Path) -> None:

@@ -134,7 +134,6 @@ def test_gpus() -> None:
         (replace(GOOD, seen=[HOPPER, replace(HOPPER, name="T4")]), NOTE, "not alike", "slowest"),
         (replace(GOOD, bf16=False), NOTE, "no bf16", "--fp16"),
         (replace(GOOD, varlen=False), NOTE, "a document at a time", "flash-attn"),
-        (replace(GOOD, no_peer_access=[(0, 1)]), NOTE, "through the host only: 0-1", "ZeRO-2"),
     ],
 )
 def test_gpus_that_want_something(found: Gpus, level: str, said: str, fix: str) -> None:

@@ -1,9 +1,10 @@
-"""Folders of runs as they stand while they train, made up."""
+"""Folders of runs as they stand while they train, made up; and what a browser would make of a page."""
 
 from __future__ import annotations
 
 import json
 import time
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +26,31 @@ def write_run(folder: Path, steps: int, status: str = "running", **manifest: Any
     (folder / "progress.jsonl").write_text(began + "".join(log_line(step, at) for step in range(1, steps + 1)))
     about = {"stage": folder.name, "status": status, "command": [f"run_{folder.name}.py"], "base": {"name": "base"}}
     write_manifest(folder, {**about, "arguments": {"training": {"learning_rate": 1e-3}}, **manifest})
+
+
+class Tags(HTMLParser):
+    """Tags, attributes and comments of a page, and the elements that were not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.comments: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.open[-1:] == [tag]:
+            self.open.pop()
+
+    def handle_comment(self, data: str) -> None:
+        self.comments.append(data)

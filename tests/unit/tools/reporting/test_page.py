@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from hftune.tools.reporting.page import spark, write_pages
 from hftune.tools.reporting.progress import read_progress, with_speed
 from hftune.tools.reporting.stages import read_stages
 from hftune.tools.reporting.svg import chart, short, ticks
+from tests.unit.tools.reporting.files import Tags
 
 NASTY = "<script>alert(1)</script> & | ```"
 
@@ -63,37 +63,11 @@ def pipeline(tmp_path: Path) -> Path:
     return tmp_path
 
 
-class _Tags(HTMLParser):
-    """Whether every element that was opened is closed, and what would be loaded."""
-
-    VOID = ("meta", "link", "br")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.loads: list[str] = []
-        self.tags: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        self.tags.append(tag)
-        self.loads += [
-            value for name, value in attrs if name in ("src", "href") and not value.startswith(("#", "data:"))
-        ]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list) -> None:
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_the_page_is_whole_and_alone(pipeline: Path) -> None:
     html, markdown = (file.read_text() for file in write_pages(pipeline))
-    tags = _Tags()
-    tags.feed(html)
-    assert tags.open == [] and tags.loads == [] and "script" not in tags.tags
+    tags = Tags(html)
+    loads = [value for name, value in tags.attributes if name in ("src", "href") and value[:1] != "#"]
+    assert tags.open == [] and loads == ["data:,"] and "script" not in tags.tags
     assert "url(" not in html and "@import" not in html
     titles = (
         "Loss",
@@ -180,8 +154,6 @@ def test_charts_of_odd_values() -> None:
     assert "nan" not in chart({"loss": ([1, 2, 3], [1.0, math.nan, 2.0])}, "Loss")
     flat = chart({"a": ([5], [0.0])}, "One")
     assert "<circle" in flat and "inf" not in flat
-    many = chart({"a": (list(range(100_000)), [float(n) for n in range(100_000)])}, "Many")
-    assert len(many) < 30_000
     assert spark(([1, 2, 3], [0.0, math.nan, 1.0])) == "▁x█"
     assert [short(value) for value in (0, 1.5e-5, 0.25, 12_000, 3.2e6, 7e9)] == [
         "0",

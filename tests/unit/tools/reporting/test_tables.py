@@ -56,17 +56,12 @@ def test_format_table_without_rows_and_with_a_short_row() -> None:
     ("value", "text"),
     [
         (None, "-"),
-        (True, "yes"),
-        (0, "0"),
         (1234567, "1,234,567"),
-        (0.0, "0.0000"),
         (-0.69314, "-0.6931"),
         (2e-5, "2.00e-05"),
-        (99.999, "100.00"),
         (123.44, "123.4"),
         (12345.6, "12,346"),
         (float("nan"), "nan"),
-        (float("-inf"), "-inf"),
         ("a|b", r"a\|b"),
         (r"a\|b", r"a\\\|b"),  # the backslash is text, and must not undo the escape of the pipe
         ("one\ntwo\r\nthree\n", "one<br>two<br>three"),

@@ -49,20 +49,16 @@ def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def _modules(search: str) -> list[str]:
-    """hftune's own folder and the user's; entries that mean the working folder are left out.
+    """hftune's own folder and the user's; an empty entry, which means the working folder, is left out.
 
     PYTHONPATH comes before Python's own library, so that installed packages are not named there.
     """
     # An installed hftune is found anyway; site-packages on PYTHONPATH would come before the standard library.
     own = [] if ROOT.name in ("site-packages", "dist-packages") else [str(ROOT)]
-    here = os.getcwd()
-    named = [os.path.abspath(entry) for entry in search.split(os.pathsep) if entry and _is_not_here(entry, here)]
-    return list(dict.fromkeys([*own, *named]))
-
-
-def _is_not_here(entry: str, here: str) -> bool:
-    """Whether an entry means more than "where I happen to be". A whole path was meant, wherever one is."""
-    return os.path.isabs(entry) or os.path.realpath(entry) != os.path.realpath(here)
+    here = os.path.realpath(os.getcwd())
+    # "." is left out as well; the folder's whole path was meant.
+    named = [entry for entry in search.split(os.pathsep) if os.path.isabs(entry) or os.path.realpath(entry) != here]
+    return list(dict.fromkeys([*own, *map(os.path.abspath, filter(None, named))]))
 
 
 def _programs(search: str) -> list[str]:
@@ -85,21 +81,3 @@ def run(command: Sequence[str], *, env: Mapping[str, str] | None = None, **given
 def start(command: Sequence[str], *, env: Mapping[str, str] | None = None, **given: Any) -> Popen[Any]:
     """`subprocess.Popen`, likewise."""
     return Popen(command, env=environment(env), **given)
-
-
-def forget_working_folder() -> None:
-    """Import nothing from the working folder from here on, where Python was started with `-m` or `-c`.
-
-    The folder stays where it is hftune's own, or where PYTHONPATH names it in full.
-    """
-    try:
-        here = os.path.realpath(os.getcwd())
-    except FileNotFoundError:  # removed meanwhile: nothing can be imported from it
-        return
-    search = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    named = {os.path.realpath(entry) for entry in search if os.path.isabs(entry)}
-    # A checkout is worked in, and who names a folder in full means its modules.
-    if here == str(ROOT) or here in named:
-        return
-    # In place: modules that were imported before hold this very list.
-    sys.path[:] = [entry for entry in sys.path if entry and os.path.realpath(entry) != here]

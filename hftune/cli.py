@@ -36,7 +36,6 @@ from typing import NamedTuple
 
 from hftune import __version__
 from hftune.arguments.stage_table import STAGES, stage_of
-from hftune.child_processes import forget_working_folder
 from hftune.errors import ArgumentError, did_you_mean, run_tool
 from hftune.logging import quiet_libraries
 from hftune.on_demand import on_demand
@@ -122,8 +121,6 @@ START = "hftune.tools.pipeline.starting:start"
 
 def main() -> None:
     """Run the subcommand that the command line names."""
-    # First of all: a downloaded folder that is worked in may hold a yaml.py, which the tools' imports would run.
-    forget_working_folder()
     quiet_libraries()  # before a tool imports any of them
     if sys.argv[1:2] != ["launch"]:  # behind it a script is typed
         os.environ[TYPED] = "1"

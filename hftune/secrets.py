@@ -13,7 +13,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
@@ -23,8 +22,6 @@ SHORTEST = 8
 _LONG = 20
 # Values of variables that are named like secrets and hold settings; searching for "disabled" would mask half a log.
 _COMMON = {"disabled", "enabled", "password", "changeme", "required", "optional", "localhost", "anonymous", "undefined"}
-# A token is a line; a larger file at that place is something else.
-_SAVED_BYTES = 1 << 16
 
 # --- names ---
 
@@ -51,14 +48,8 @@ _GLUED = re.compile(
     rf"(?:(?:{'|'.join(_OWNERS)})keys?|(?:api|access|auth|hub|hf|bearer|session|refresh)tokens?|accesskeyid|"
     r"connectionstring|connstr)$"
 )
-# Last words of variables that say something about a secret and hold none; and words before `key` that open nothing.
-_ABOUT = {
-    *("file", "path", "dir", "name", "names", "length", "limit", "limits", "count", "type", "ttl", "expiry", "host"),
-    *("port", "endpoint", "size", "max", "min", "issuer", "parallelism", "budget", "uri", "enabled"),
-}
-_PUBLIC = {"public", "sort", "primary", "foreign", "partition", "tag", "cache", "query", "column", "field", "file"}
 # Last words of variables whose values are secrets if they look like it (`SMTP_AUTH=plain` is none).
-_MAYBE = {"key", "pass", "pat", "pw", "pwd", "sas", "dsn", "auth", "jwt", "bearer", "cookie", "creds", "token"}
+_MAYBE = {"key", "pass", "pat", "pw", "pwd", "sas", "dsn", "auth", "jwt", "bearer", "cookie", "creds"}
 
 # --- forms in a text ---
 
@@ -92,14 +83,12 @@ def says_secret(name: str) -> bool:
 def variable_says_secret(name: str) -> bool:
     """Whether a variable of the environment names a secret: also `MY_SERVICE_KEY`, `DB_PASS`, `SLACK_WEBHOOK_URL`."""
     words = _words(name)
-    if not words or words[-1] in _ABOUT:
-        return False
-    if says_secret(name) or "webhook" in words or {*words} & {*_ENDS}:
+    if says_secret(name) or words[-2:] == ["webhook", "url"]:
         return True
     # Alone, `user_token` is the mark before a user's turn; behind the name of a service a key.
-    if words[-1] == "token":
+    if words[-1:] == ["token"]:
         return words[-2:] == ["user", "token"] and len(words) > 2
-    return len(words) > 1 and words[-1] in _MAYBE and not {*words} & _PUBLIC
+    return len(words) > 1 and words[-1] in _MAYBE
 
 
 def _words(name: str) -> list[str]:
@@ -157,14 +146,14 @@ def forget() -> None:
     _learned.clear()
     _command_learned.cache_clear()
     _learn_variable.cache_clear()
-    _saved_tokens.cache_clear()
+    _saved_token.cache_clear()
 
 
 def known() -> frozenset[str]:
     """All secrets known now: learnt ones, those of this process's environment and command, the Hub's saved token."""
     _command_learned(tuple(sys.argv))
     learn_variables(os.environ)
-    return frozenset(_learned | _saved_tokens(_token_files()))
+    return frozenset(_learned | _saved_token("huggingface_hub" in sys.modules))
 
 
 @functools.lru_cache(maxsize=4)
@@ -213,27 +202,14 @@ def _leaves(value: object) -> Iterator[object]:
         yield value
 
 
-def _token_files() -> tuple[str, ...]:
-    """Where `hf auth login` keeps tokens; huggingface_hub's rules, without its import, which takes long."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
-    token = os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")
-    return token, os.environ.get("HF_STORED_TOKENS_PATH") or os.path.join(home, "stored_tokens")
+@functools.lru_cache(maxsize=2)
+def _saved_token(loaded: bool) -> frozenset[str]:
+    """The token that `hf auth login` has saved: without the Hub's client nothing in this process has read it."""
+    if not loaded:
+        return frozenset()
+    from huggingface_hub import get_token
 
-
-@functools.lru_cache(maxsize=8)
-def _saved_tokens(files: tuple[str, ...]) -> frozenset[str]:
-    """The tokens in the files that are there: alone in a file, or in lines such as `hf_token = ...`."""
-    found: set[str] = set()
-    for name in files:
-        file = Path(os.path.expanduser(os.path.expandvars(name)))
-        try:
-            if file.is_file() and file.stat().st_size <= _SAVED_BYTES:
-                lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-                found |= {re.sub(r"^\s*\w+ = ", "", line).strip() for line in lines}
-        except OSError:  # not ours to read, then not ours to tell either
-            continue
-    return frozenset(value for value in found if _is_searched(value) and not value.startswith("["))
+    return frozenset(filter(_is_searched, [get_token() or ""]))
 
 
 # --- texts and objects without them ---

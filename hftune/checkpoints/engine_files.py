@@ -1,4 +1,4 @@
-"""The files of DeepSpeed's engine, opened as `ShardedState`: ZeRO 1 to 3, and what `ds_to_universal` makes of them."""
+"""The files of DeepSpeed's engine under ZeRO 1 to 3, opened as `ShardedState`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hftune.checkpoints.integrity import read_record
-from hftune.checkpoints.sharded_state import WEIGHTS, Shard, ShardedState, group_settings, make_shard
+from hftune.checkpoints.sharded_state import ShardedState, group_settings, make_shard
 from hftune.errors import ManifestError, shown
 from hftune.opening.torch_file import DEEPSPEED, load_torch
 
@@ -25,7 +25,7 @@ _RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
 
 
 def open_engine(folder: Path) -> ShardedState:
-    """What DeepSpeed's engine wrote in `global_stepN`, under any ZeRO stage above 0, or `ds_to_universal` made of it.
+    """What DeepSpeed's engine wrote in `global_stepN`, under any ZeRO stage above 0.
 
     Raises:
         ManifestError: There is no such state, or it is of a kind that cannot be taken apart.
@@ -43,7 +43,11 @@ def open_engine(folder: Path) -> ShardedState:
 
 def _open(folder: Path) -> ShardedState:
     if (folder / UNIVERSAL).is_dir():
-        return _universal(folder)
+        raise ManifestError(
+            f"{folder} was made by ds_to_universal",
+            place=str(folder),
+            fix="give the checkpoint that it was made from: hftune reads it for any number of processes and any stage",
+        )
     files = {int(match[1]): file for file in folder.glob("*_optim_states.pt") if (match := _RANK.search(file.name))}
     if not files:
         raise ManifestError(f"no ZeRO state is in {folder}", place=str(folder), fix="give a checkpoint of ZeRO 1 to 3")
@@ -134,36 +138,6 @@ def _described(sharded: ShardedState, about: dict[str, Any], states: list[dict[s
     base = states[0].get("base_optimizer_state") or states[0].get("optimizer_state_dict") or states[0]
     sharded.settings = group_settings(base.get("param_groups", ()))
     return sharded
-
-
-def _universal(folder: Path) -> ShardedState:
-    """One shard a parameter, each with a file a state. Shapes are not in the files of every stage; elements are."""
-    common = load(folder / UNIVERSAL / "optimizer_state.pt")
-    about = load(next(iter(sorted(folder.glob("*_model_states.pt")))))
-    shapes, shards, frozen = _shapes(about), [], {}
-    for place in sorted(path for path in (folder / UNIVERSAL).iterdir() if path.is_dir()):
-        tensors, scalars = {}, {}
-        for file in sorted(place.glob("*.pt")):
-            value = load(file)
-            # `ds_to_universal` wraps what it has joined (cat_dim and the like); the step count stands alone.
-            value = value["param"] if isinstance(value, dict) else value
-            if torch.is_tensor(value) and value.dim() > 0:
-                tensors[file.stem] = value.flatten()
-            else:
-                scalars[file.stem] = value
-        if place.name in shapes:
-            count = math.prod(shapes[place.name])
-            shards.append(Shard(tensors, {place.name: (0, count)}, scalars=scalars or _steps(common)))
-        else:  # neither trained nor, therefore, among the shapes
-            frozen[place.name] = partial(_same, tensors[WEIGHTS])
-    groups = [list(shard.starts) for shard in shards]
-    return _described(ShardedState(None, shapes, groups, [shards], frozen=frozen), about, [common])
-
-
-def _steps(common: dict[str, Any]) -> dict[str, Any]:
-    """The number of steps, which a universal checkpoint made of stage 3 has in one place for all."""
-    states = common.get("optimizer_state_dict", {}).get("state", {})
-    return {"step": states[0]["step"]} if states and "step" in states[0] else {}
 
 
 def _shapes(about: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -27,7 +27,7 @@ def model_card(manifest: dict[str, Any], name: str, chain: list[dict[str, Any]] 
     stages = [entry for entry in [manifest, *(chain or [])] if entry.get("stage") in STAGES]
     parts = [_header(manifest), f"# {markdown(name)}", _summary(manifest, stages)]
     parts += [part for stage in stages for part in _stage(stage)]
-    parts += [_use(manifest), _versions(manifest)]
+    parts.append(_versions(manifest))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -57,9 +57,9 @@ def _stage(manifest: dict[str, Any]) -> list[str]:
     """What one stage was trained on, with what settings, and what it reached."""
     metrics = {key: value for key, value in manifest.get("metrics", {}).items() if isinstance(value, int | float)}
     parts = [f"## {STAGES[manifest['stage']].task.capitalize()}", _teachers(manifest), _data(manifest)]
-    parts.append(_table(("setting", "value"), settings(manifest)))
     shown = {key: f"{value:.4g}" for key, value in metrics.items() if key.startswith(("eval_", "train_loss"))}
-    parts.append(_table(("metric", "value"), shown))
+    rows = [f"| {markdown(key)} | {markdown(value)} |" for key, value in {**settings(manifest), **shown}.items()]
+    parts.append("\n".join(["| setting or metric | value |", "| --- | --- |", *rows]) if rows else "")
     return [part for part in parts if part]
 
 
@@ -76,30 +76,6 @@ def _data(manifest: dict[str, Any]) -> str:
     # Names of files without their folders, which say more of a machine than of a model.
     files = ", ".join(sorted({markdown(Path(file).name) for file in train.get("files", [])})[:8])
     return f"{train['used']:,} records{tokens}" + (f" ({files})." if files else ".")
-
-
-def _table(titles: tuple[str, str], rows: dict[str, Any]) -> str:
-    if not rows:
-        return ""
-    lines = [
-        f"| {titles[0]} | {titles[1]} |",
-        "| --- | --- |",
-        *(f"| {markdown(key)} | {markdown(value)} |" for key, value in rows.items()),
-    ]
-    return "\n".join(lines)
-
-
-def _use(manifest: dict[str, Any]) -> str:
-    if manifest.get("head") in ("score", "steps"):
-        return ""
-    load = (
-        'AutoPeftModelForCausalLM.from_pretrained("NAME")'
-        if manifest.get("kind") == "adapter"
-        else 'AutoModelForCausalLM.from_pretrained("NAME")'
-    )
-    module = "peft" if manifest.get("kind") == "adapter" else "transformers"
-    first = load.split(".", maxsplit=1)[0]
-    return "\n".join(["## Use", "", "```python", f"from {module} import {first}", "", f"model = {load}", "```"])
 
 
 def _versions(manifest: dict[str, Any]) -> str:

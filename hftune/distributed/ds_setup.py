@@ -173,36 +173,30 @@ def _resolve_offloaded_optimizer(config: DsConfig, has_compiler: bool, optim: st
 
 
 def remove_secrets(config: DsConfig) -> tuple[DsConfig, list[str]]:
-    """A copy of the config without secrets, and a line on each that was removed.
+    """A copy of the config without secrets, and a line that says so where there were any.
 
     Left out is whatever stands under a key that says so, at any depth and of any type; in other texts, such as URLs,
     secrets become `***`. DeepSpeed writes its config into every checkpoint and into its log.
     """
     learn_config(config)  # so that `redact` knows them wherever they are quoted, here and later
-    said = list[str]()
-    return _without_secrets(config, (), said), said
+    comet = config.get("comet")
+    key = comet.get("api_key") if isinstance(comet, dict) else None
+    if isinstance(key, str) and key:
+        # Before the tracker starts, which asks this variable where the config is silent.
+        os.environ["COMET_API_KEY"] = key
+    clean = _without_secrets(config)
+    said = "the DeepSpeed config holds secrets, which are left out (the key of comet is kept in COMET_API_KEY)"
+    return clean, [said] if clean != config else []
 
 
-def _without_secrets(value: Any, place: tuple[str, ...], said: list[str]) -> Any:
+def _without_secrets(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without_secrets(entry, (*place, str(number)), said) for number, entry in enumerate(value)]
-    if isinstance(value, str) and redact(value) != value:
-        said.append(f"DeepSpeed config: {'.'.join(place)} holds a secret, which is left out")
-        return redact(value)
-    if not isinstance(value, dict):
-        return value
-    kept = {}
-    for name, entry in value.items():
-        path = (*place, str(name))
-        # What is empty, None, True or False is no secret.
-        if not says_secret(str(name)) or not entry or isinstance(entry, bool):
-            # A key may quote a secret as well, such as a URL with a password.
-            kept[redact(name) if isinstance(name, str) else name] = _without_secrets(entry, path, said)
-            continue
-        known = path == ("comet", "api_key") and isinstance(entry, str)
-        if known:
-            # Before the tracker starts, which asks this variable where the config is silent.
-            os.environ["COMET_API_KEY"] = entry
-        what = "kept in COMET_API_KEY" if known else "left out, as DeepSpeed does not know it"
-        said.append(f"DeepSpeed config: {'.'.join(path)} is a secret and is {what}")
-    return kept
+        return [_without_secrets(entry) for entry in value]
+    if isinstance(value, dict):
+        # What is empty, None, True or False is no secret; a key may quote one as well, such as a URL with a password.
+        return {
+            redact(name) if isinstance(name, str) else name: _without_secrets(entry)
+            for name, entry in value.items()
+            if not says_secret(str(name)) or not entry or isinstance(entry, bool)
+        }
+    return redact(value) if isinstance(value, str) else value

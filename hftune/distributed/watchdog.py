@@ -1,93 +1,137 @@
 """Turn a hang, or the death of another process, into a message and an exit code on every process.
 
-`start` gives each process a thread that looks at its phase (`phases.py`) every few seconds, and one that tells the
-others (`heartbeats.py`). Where a phase lasts longer than the time-out, all processes say where they are; every one
-judges (`verdicts.py`), prints the verdict with the stack of its main thread, and ends.
+`start` gives each process a thread. Every second it writes a report (`phases.py`) under its rank into torch's own
+TCPStore, looks for an alarm, and at its own phase; rank 0 also looks for machines that have fallen silent. Where a
+phase lasts longer than the time-out somebody rings: each process writes where it is, reads what the others have
+written, comes to the verdict by itself (`verdicts.py`), prints it with the stack of its main thread, and ends. The
+store's server is no Python code: it answers also while a main thread keeps the interpreter to itself.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import re
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
 
-from torch.distributed import DistNetworkError, DistStoreError
+import torch.distributed as dist
 
 from hftune import terminal
 from hftune.constants import STALLED_EXIT_CODE
-from hftune.distributed import heartbeats, phases, ranks, stacks, verdicts
+from hftune.distributed import phases, ranks, stacks, verdicts
 from hftune.distributed.verdicts import Report, Verdict
-from hftune.logging import notice
+from hftune.logging import get_logger, notice
 from hftune.visible import visible
 
-# Seconds between two looks at the phase: at most, and at least where the time-out itself is short.
-_BEAT, _QUICKEST = 5.0, 0.2
+# Seconds between two looks and reports: at most, and at least where the time-out itself is short.
+BEAT, _QUICKEST = 1.0, 0.2
+
+ANSWERS_WITHIN = 3.0
+"""Seconds in which processes that are alive say where they are."""
+
+MACHINE_GONE = 45.0
+"""Seconds without a word of any process of a machine, or of the store; less could be code that keeps the interpreter
+to itself."""
+
+PAUSE = 10.0
+"""Seconds without a turn after which this process itself has stood still: Ctrl-Z, a debugger."""
+
+LINGER = 2.0
+"""Seconds in which the others read the last word; the store may be in this very process."""
 
 _SAME_HOST_GRACE = 3.0
 """Seconds in which a launcher ends the other processes of its machine, whose words would only repeat the first."""
 
+_GOODBYE = 10.0
+"""Seconds in which a process that ends waits for its thread to say so."""
+
 _FROZEN = 60.0
 """Seconds beyond the time-out after which the thread itself is taken to be stuck; then the system dumps the stacks."""
 
+_ALARM, _ANSWERS = "alarm", "answers"
+
 
 class Watchdog:
-    """What watches one process.
+    """The thread that watches one process, and alone talks to the store, which may stop answering.
 
     Args:
         timeout: Seconds that a timed phase may last.
-        alone: There are no others to be told, or no way to tell them.
+        store: torch's, by a connection of its own; None: there are no others, or no way to tell them.
     """
 
-    def __init__(self, timeout: float, *, alone: bool) -> None:
-        self.timeout, self.rank, self.host, self.pid = timeout, ranks.rank(), socket.gethostname(), os.getpid()
-        self.beat = max(_QUICKEST, min(_BEAT, timeout / 5))
-        self.done, self._lock, self._spoken = threading.Event(), threading.Lock(), False
+    def __init__(self, timeout: float, store: Any = None) -> None:  # a Store has no type in torch
+        self.timeout, self.store, self.rank, self.world = timeout, store, ranks.rank(), ranks.world_size()
+        self.host, self.pid, self.done = socket.gethostname(), os.getpid(), threading.Event()
+        self.beat = max(_QUICKEST, min(BEAT, timeout / 5))
+        self._heard: dict[int, tuple[bytes, float]] = {}  # the last report of a rank as written, and when it changed
+        self._alarm: dict[str, Any] | None = None
+        self._words, self._count = "", 0
         self._looked, self._resumed = time.monotonic(), 0.0
-        self.others = None if alone else heartbeats.join(self._report, self._end, self.beat)
         # A daemon: a thread that waits must not keep a finished process alive.
         self._thread = threading.Thread(target=self._watch, name="hftune watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch; all have written their first reports by now."""
         self._thread.start()
+
+    def ring(self, words: str = "") -> None:
+        """Have all processes say where they are, and judge; `words` of a lost contact, else it is a hang."""
+        self._alarm = self._alarm or {"words": words, "rank": self.rank}
 
     def stop(self, words: str = "") -> None:
         """End without a fault of the others; `words` say why they cannot continue without this process."""
-        self._spoken = True
+        self._words = words
         self.done.set()
-        if self.others is not None:
-            self.others.stop(words)
-        if _can_dump():
-            faulthandler.cancel_dump_traceback_later()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(_GOODBYE)
+        _disarm()
 
     def _watch(self) -> None:
-        while not self.done.is_set():
+        verdict = None
+        while verdict is None and not self.done.wait(self.beat):
             if _can_dump():  # runs in a thread of the system's: also where this one cannot
                 faulthandler.dump_traceback_later(self.timeout + _FROZEN, exit=True, file=terminal.error_descriptor())
-            self._look()
-            self.done.wait(self.beat)
-        if _can_dump():  # `stop` may have come between the question above and the arming
-            faulthandler.cancel_dump_traceback_later()
+            try:
+                verdict = self._turn()
+            except (dist.DistError, OSError):
+                # The server is gone, and with it rank 0; where the run is over, this process is about to know.
+                if self.done.wait(ANSWERS_WITHIN):
+                    break
+                verdict = verdicts.judge({"words": "", "ranks": [0]}, {0: self._told().get(0, {"ago": 0})})
+            self._looked = time.monotonic()
+            if verdict is not None:
+                self._end(verdict)
+        _disarm()
+        if self.store is not None and verdict is None:
+            with suppress(dist.DistError, OSError):
+                self._leave()
 
-    def _look(self) -> None:
+    def _turn(self) -> Verdict | None:
         phase, now = phases.now(), time.monotonic()
-        if now - self._looked - self.beat > heartbeats.PAUSE:  # this whole process stood still: Ctrl-Z, a debugger
+        if now - self._looked - self.beat > PAUSE:  # what is late counts from here: this whole process stood still
             self._resumed = now
-            if self.others is not None:
-                self.others.answered = now
-        self._looked = now
+            self._heard = {rank: (written, now) for rank, (written, _) in self._heard.items()}
         late = phase.timed and now - max(phase.since, self._resumed) >= self.timeout
-        if self.others is None:
-            if late:
-                self._end(verdicts.judge({"words": ""}, {self.rank: self._report(True)}))
-            return
+        if self.store is None:
+            return verdicts.judge({"words": ""}, {self.rank: self._report(True)}) if late else None
         if late:
-            self.others.ring()
-        # The store's machine is gone, or rank 0, in whose process it is, has been stopped.
-        patience = heartbeats.STORE_GONE if late else heartbeats.MACHINE_GONE
-        if self.rank and now - self.others.answered > patience:
-            self._end(self.others.without_store(hangs=late))
+            self.ring()
+        self.write()
+        self._read(range(self.world) if self.rank == 0 else [0])
+        if self.rank == 0 and (gone := self._gone()):
+            self._alarm = {"words": "", "rank": 0, "ranks": gone}
+        if self._alarm is not None:
+            self._sound(self._alarm)
+        return self._judge(json.loads(self.store.get(_ALARM))) if self.store.check([_ALARM]) else None
 
     def _report(self, details: bool) -> Report:
         phase = phases.now()
@@ -105,6 +149,54 @@ class Watchdog:
             report["stack"] = stacks.main_thread_stack()
         return report
 
+    def write(self, *, details: bool = False, **more: Any) -> None:
+        """Write the report of this process."""
+        self._count += 1
+        report = {**self._report(details), "beat": self._count, **more}
+        self.store.set(str(self.rank), json.dumps(report))
+
+    def _read(self, of: Iterable[int]) -> None:
+        asked = [*of]
+        for rank, written in zip(asked, self.store.multi_get([str(rank) for rank in asked]), strict=True):
+            if rank not in self._heard or self._heard[rank][0] != written:
+                self._heard[rank] = (written, time.monotonic())
+
+    def _told(self) -> dict[int, Report]:
+        """The last report of each rank, with `ago`, the seconds since it came."""
+        now = time.monotonic()
+        return {rank: {**json.loads(text), "ago": round(now - at, 1)} for rank, (text, at) in self._heard.items()}
+
+    def _gone(self) -> list[int]:
+        """Ranks of machines of which nobody has said a word for long, though none may be silent, as before training."""
+        told = self._told()
+        speaking = {one["host"] for one in told.values() if one["ago"] < MACHINE_GONE or not one.get("talks")}
+        return sorted(rank for rank, report in told.items() if report["host"] not in speaking)
+
+    def _judge(self, alarm: dict[str, Any]) -> Verdict:
+        """Say where this process is, wait for the others to do so, and judge."""
+        if alarm.get("ends"):
+            return Verdict("end", [], {})
+        self.write(details=True)
+        answered, end = self.store.add(_ANSWERS, 1), time.monotonic() + ANSWERS_WITHIN
+        # All have answered, or some do not in time: those are part of the verdict.
+        while answered < self.world and time.monotonic() < end:
+            time.sleep(_QUICKEST)
+            answered = self.store.add(_ANSWERS, 0)
+        self._read(range(self.world))
+        return verdicts.judge(alarm, self._told())
+
+    def _sound(self, alarm: dict[str, Any]) -> None:
+        self.store.compare_set(_ALARM, "", json.dumps(alarm))  # the first one counts
+
+    def _leave(self) -> None:
+        self.write(left=True, words=self._words)
+        self.store.add(_ANSWERS, 1)
+        if self._words:
+            self._sound({"words": self._words, "rank": self.rank})
+            time.sleep(LINGER if self.rank == 0 else 0)
+        elif self.rank == 0:
+            self._sound({"ends": True})
+
     def _end(self, verdict: Verdict) -> None:
         """Print the verdict in one piece and end the process, whatever its main thread does."""
         if verdict.kind == "end":  # rank 0 has done its work, and this process is about to
@@ -112,14 +204,12 @@ class Watchdog:
         theirs = [verdict.reports[rank].get("host") for rank in verdict.ranks]
         if self.rank and verdict.kind != "hang" and self.host in theirs:
             time.sleep(_SAME_HOST_GRACE)  # the launcher's SIGTERM may end this process first
-        with self._lock:  # both threads may come here
-            if self._spoken:
-                return
-            self._spoken = True
+        if self.done.is_set():  # the main thread has come to its own end meanwhile
+            return
         text = verdicts.render(verdict, self.rank, self.timeout, stacks.main_thread_stack())
         terminal.write_unbuffered(visible(text))
-        if self.rank == 0 and self.others is not None:
-            time.sleep(heartbeats.LINGER)  # the others read the reports, maybe from this very process
+        if self.rank == 0 and self.store is not None:
+            time.sleep(LINGER)  # the others read the reports, maybe from this very process
         terminal.release()
         # Not sys.exit: this is not the main thread, which is stuck and would be waited for.
         os._exit(STALLED_EXIT_CODE)
@@ -129,7 +219,7 @@ _watchdog: Watchdog | None = None
 
 
 def start(timeout: float) -> None:
-    """Watch this process and, through rank 0, all of them; every process must call it. 0 seconds: do not."""
+    """Watch this process and, through torch's store, all of them; every process must call it. 0 seconds: do not."""
     global _watchdog
     stop()  # the one of a run before in this process
     if timeout <= 0:
@@ -138,7 +228,34 @@ def start(timeout: float) -> None:
     alone = not ranks.is_distributed() or ranks.world_size() == 1
     if alone and ranks.world_size() > 1:
         notice("there is no process group yet: each process watches itself alone")
-    _watchdog = Watchdog(timeout, alone=alone)
+    store = None if alone else _store()
+    _watchdog = Watchdog(timeout, store)
+    if store is not None:
+        _watchdog.write()
+    if not alone and not ranks.all_agree(store is not None):  # also until all have written
+        _watchdog = Watchdog(timeout)
+    _watchdog.start()
+
+
+def _store() -> Any:
+    """A store's part for this run; None, with a warning, where it cannot be reached.
+
+    It is torchrun's own or that in rank 0's process: what listens is torch's alone.
+    """
+    # Runs that follow one another in the same processes, or with the same torchrun, share a store.
+    word = ranks.gathered_objects(uuid4().hex)[0]
+    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "0")
+    patience = timedelta(seconds=MACHINE_GONE)
+    try:
+        # A connection of its own: what the main thread waits for on its one must not hold up a report.
+        server = dist.TCPStore(address, int(port), is_master=False, timeout=patience)  # type: ignore[attr-defined]
+        return dist.PrefixStore(f"hftune/{word}", server)  # type: ignore[attr-defined]
+    except (dist.DistError, ValueError) as error:
+        get_logger().warning(
+            "rank %d cannot reach torch's store at %s:%s (%s): each process watches itself alone",
+            *(ranks.rank(), address, port, error),
+        )
+        return None
 
 
 def stop() -> None:
@@ -160,10 +277,10 @@ def on_exit(error: BaseException | None) -> None:
             found.stop(_last_message(error))
         return
     words = describe_lost_contact(error)
-    if found is not None and found.others is not None:
-        found.others.ring(words)
+    if found is not None and found.store is not None:
+        found.ring(words)
         # Its thread hears who is gone, says so and ends the process.
-        found.done.wait(heartbeats.ANSWERS_WITHIN + heartbeats.STORE_GONE + _SAME_HOST_GRACE)
+        found.done.wait(ANSWERS_WITHIN + _GOODBYE + _SAME_HOST_GRACE)
     who = f"[rank {ranks.rank()}] " if ranks.rank() else ""
     terminal.write_unbuffered(visible(f"\n{who}error: {words}\n\n"))
     terminal.release()
@@ -181,6 +298,11 @@ def _last_message(error: BaseException | None) -> str:
     name = "" if hasattr(error, "render") else f"{type(error).__name__}: "
     # A message may quote a record.
     return f"{name}{str(error).strip()}"[:2000]
+
+
+def _disarm() -> None:
+    if _can_dump():
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _can_dump() -> bool:
@@ -202,7 +324,7 @@ _NEVER_MET = re.compile(r"client socket has timed out|Timed out after .* waiting
 
 def lost_contact(error: BaseException | None) -> bool:
     """Whether an error, of any backend, means that other processes are gone."""
-    if isinstance(error, DistNetworkError | DistStoreError):
+    if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
         return True
     return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
 

@@ -74,7 +74,7 @@ class Parts:
         found: list[Line] = []
         for name in names:
             lines = self._content(name).splitlines()
-            found += [parse_json(line, str(self._file(name)), finite=False) for line in lines]
+            found += [parse_json(line, str(self._file(name))) for line in lines]
         return found
 
     def _content(self, name: str) -> bytes:

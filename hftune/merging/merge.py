@@ -70,7 +70,7 @@ def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> M
     inputs, last = plan.inputs, plan.inputs.last.manifest
     # A stage's description of its tokenizer says more than can be read from the files; it is of this tokenizer only.
     own = last.get("tokenizer") if inputs.tokenizer == inputs.last.folder else None
-    config = read_json(folder / "config.json", finite=False)
+    config = read_json(folder / "config.json")
     text = config.get("text_config") or config
     base = inputs.base
     tokenizer = own or describe_tokenizer(folder)

@@ -79,7 +79,7 @@ def copy_other_files(base: Path, target: Path, *, generates: bool) -> None:
     """Generation and processor configs, voices, and the code of a model that comes with its own."""
     patterns = [PROCESSOR_FILES, VOICES_FILE, *(["generation_config.json"] if generates else [])]
     config = base / "config.json"
-    own_code = config.is_file() and "auto_map" in read_json(config, finite=False)
+    own_code = config.is_file() and "auto_map" in read_json(config)
     found = sorted(file for pattern in patterns for file in base.glob(pattern))
     files = [file for file in found if file.is_file() and not (target / file.name).is_file()]
     for file in [*files, *(sorted(base.glob("*.py")) if own_code else [])]:
@@ -119,4 +119,4 @@ def pad_token_id(folder: Path, *, trust_remote_code: bool) -> int | None:
 
 
 def _tokenizer_config(folder: Path) -> dict[str, Any]:
-    return read_json(folder / "tokenizer_config.json", finite=False) if has_tokenizer(folder) else {}
+    return read_json(folder / "tokenizer_config.json") if has_tokenizer(folder) else {}

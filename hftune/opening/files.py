@@ -11,7 +11,6 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -89,32 +88,6 @@ def read_bytes(file: str | Path, *, limit: int, error: type[UserError] = Manifes
             fix="copy or download it again, or make a smaller one",
         )
     return content
-
-
-def check_memory(file: str | Path, size: int | None = None, *, error: type[UserError] = ManifestError) -> None:
-    """Refuse to read a whole file that does not fit into the free memory.
-
-    Args:
-        size: Bytes that are needed; None: those of the file.
-
-    Raises:
-        UserError: With both figures.
-    """
-    import psutil
-
-    needed = size
-    if needed is None:
-        needed = 0
-        with suppress(OSError):  # who opens it says so
-            needed = os.stat(file).st_size
-    # Available, not free: what the system caches of files is given up when it is needed.
-    free = psutil.virtual_memory().available
-    if needed > free:
-        raise error(
-            f"reading {file} takes {size_text(needed)} of memory, of which {size_text(free)} are free",
-            place=str(file),
-            fix="end other programs, or use a machine with more memory",
-        )
 
 
 def _way_out(file: str | Path, problem: OSError | ValueError) -> str:

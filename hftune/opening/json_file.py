@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +26,6 @@ def read_json(
     *,
     limit: int = LIMIT,
     kind: type | None = dict,
-    finite: bool = True,
     fast: bool = False,
     error: type[UserError] = ManifestError,
     fix: str = _FIX,
@@ -38,7 +36,6 @@ def read_json(
         file: A regular file.
         limit: Its largest size in bytes.
         kind: Of its outermost value; None: any.
-        finite: Refuse NaN and infinities, which JSON does not know and Python writes (in the log of a run, say).
         fast: Take half the time, and the last of two values of one key; whole numbers end at 64 bits.
         error: Class of the message.
         fix: What to do about a fault.
@@ -47,7 +44,7 @@ def read_json(
         UserError: There is no such file, it is too large or is none, or it is not JSON of that kind.
     """
     content = read_bytes(file, limit=limit, error=error)
-    return parse_json(content, str(file), kind=kind, finite=finite, fast=fast, error=error, fix=fix)
+    return parse_json(content, str(file), kind=kind, fast=fast, error=error, fix=fix)
 
 
 def parse_json(
@@ -55,7 +52,6 @@ def parse_json(
     place: str,
     *,
     kind: type | None = dict,
-    finite: bool = True,
     fast: bool = False,
     error: type[UserError] = ManifestError,
     fix: str = _FIX,
@@ -68,14 +64,14 @@ def parse_json(
 
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     try:
-        value = orjson.loads(raw) if fast else json.loads(raw.decode("utf-8"), **_hooks(finite))
+        value = orjson.loads(raw) if fast else json.loads(raw.decode("utf-8"), object_pairs_hook=_object)
     except UnicodeDecodeError as problem:
         refuse("it is not text in UTF-8", raw.count(b"\n", 0, problem.start) + 1, problem)
     except json.JSONDecodeError as problem:
         refuse(f"it is not valid JSON: {problem.msg} (column {problem.colno})", problem.lineno, problem)
     except RecursionError as problem:
         refuse("it is not usable JSON: brackets are nested too deeply", None, problem)
-    except ValueError as problem:  # of the hooks, or of a number with thousands of digits
+    except ValueError as problem:  # of the hook, or of a number with thousands of digits
         refuse(str(problem), None, problem)
     # Python takes true for a whole number.
     if kind is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
@@ -83,32 +79,15 @@ def parse_json(
     return value
 
 
-def _hooks(finite: bool) -> dict[str, Any]:
-    # Hooks of the standard parser: orjson, which is faster, has none and lets repeated keys pass.
-    hooks: dict[str, Any] = {"object_pairs_hook": _object}
-    return hooks | ({"parse_float": _finite, "parse_constant": _not_finite} if finite else {})
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # JSON leaves open which of two values counts; readers differ, and a check could see another than the user.
+    # JSON leaves open which of two values counts; readers differ, and a check could see another than the user. The
+    # standard parser's hook: orjson, which is faster, has none. NaN passes: Python has written it into logs of runs.
     found = dict(pairs)
     if len(found) < len(pairs):
         names = sorted(name for name, _ in pairs)
         twice = next(name for name, after in itertools.pairwise(names) if name == after)
         raise ValueError(f"the key {shown(ascii(twice))} is there twice")
     return found
-
-
-def _finite(text: str) -> float:
-    # 1e999 is valid JSON, and infinite as a float.
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{shown(text, 20)} is no finite number")
-    return number
-
-
-def _not_finite(text: str) -> NoReturn:
-    raise ValueError(f"{text} stands where a number is needed")
 
 
 def _named(kind: type) -> str:

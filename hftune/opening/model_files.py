@@ -1,6 +1,6 @@
-"""The JSON files of model, adapter and checkpoint folders, by name: their sizes, and the kinds of the values in them.
+"""The JSON files of model, adapter and checkpoint folders, by name: their sizes, and the kinds of their main values.
 
-What reads them later takes a dict for a dict. A value of another kind is said here, with its key, before that.
+Only what hftune itself reads is looked at; what a library reads of a file is said around its loading.
 """
 
 from __future__ import annotations
@@ -15,86 +15,46 @@ from hftune.errors import ManifestError, UserError, shown
 from hftune.opening.json_file import LARGE, LIMIT, read_json
 from hftune.opening.safetensors_file import read_index
 
-Kinds = dict[str, Any]
-_NUMBER = (int, float)
-_SIZE = (int, list)  # some models have one for each layer
-_COUNT = (int,)  # of any size
 _FIX = "copy or download it again, or fix it"
+_PLAIN = (
+    *("generation_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("preprocessor_config.json", "processor_config.json", "chat_template.json"),
+)
+_OF_A_MANIFEST = (
+    *("versions", "metrics", "files", "origins", "rope", "inputs", "data", "arguments", "base", "tokenizer"),
+    *("vocabulary", "reward_scale", "quantisation"),
+)
 
-EACH = "*"
-"""Stands for every key of an object."""
-
-_SCALE: Kinds = {"mean": _NUMBER, "std": _NUMBER, "scores": int, "measured_on": str}
-_CONFIG: Kinds = {
-    **dict.fromkeys(("model_type", "hidden_act"), str),
-    **dict.fromkeys(("torch_dtype", "dtype"), (str, dict)),  # models of several parts have one for each
-    **dict.fromkeys(("text_config", "quantization_config", "rope_scaling", "rope_parameters", "id2label"), dict),
-    "architectures": [str],
-    "num_hidden_layers": int,
-    **dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size", "head_dim"), _SIZE),
-    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "num_experts"), _SIZE),
-    "reward_scale": _SCALE,
-}
-_ADAPTER: Kinds = {
-    **dict.fromkeys(("peft_type", "task_type", "base_model_name_or_path", "bias", "revision"), str),
-    "r": int,
-    "lora_alpha": _NUMBER,
-    "lora_dropout": _NUMBER,
-    "rank_pattern": {EACH: int},
-    "alpha_pattern": {EACH: _NUMBER},
-    **dict.fromkeys(("target_modules", "exclude_modules", "layers_pattern"), (list, str)),
-    "modules_to_save": [str],
-    "target_parameters": [str],
-    "trainable_token_indices": (list, dict),
-}
-_SPLIT: Kinds = {
-    "files": [str],
-    "dropped": {EACH: _COUNT},
-    **dict.fromkeys(("rows", "used", "truncated", "tokens", "trained_tokens"), _COUNT),
-}
-_MANIFEST: Kinds = {
-    **dict.fromkeys(("stage", "status", "kind", "head", "dtype", "merged_stage"), str),
-    **dict.fromkeys(("versions", "metrics", "files", "origins", "rope"), dict),
-    "inputs": {EACH: dict},
-    "data": {EACH: _SPLIT},
-    "arguments": dict.fromkeys(("model", "training", "adapter", "data"), dict),
-    "base": {"name": str, "fingerprint": str, "adapters": [str]},
-    "tokenizer": {"fingerprint": str, "template_fingerprint": str, "tokens": int, "chat_template_kwargs": dict},
-    "vocabulary": {"rows": int, "growth": dict, "new_tokens": [list]},
-    "reward_scale": _SCALE,
-    "quantisation": {"bits": int, "type": str},
-    "parents": [{"folder": str, "fingerprint": str}],
-    "notices": [str],
-}
-_TOKENIZER_CONFIG: Kinds = {
-    **dict.fromkeys(("pad_token", "eos_token", "bos_token", "unk_token"), (str, dict)),
-    "chat_template": (str, list, dict),
-    "added_tokens_decoder": dict,
-    "tokenizer_class": str,
-}
-
-KINDS: dict[str, Kinds] = {
-    "config.json": _CONFIG,
-    "generation_config.json": {},
-    "adapter_config.json": _ADAPTER,
-    MANIFEST_NAME: _MANIFEST,
-    "tokenizer_config.json": _TOKENIZER_CONFIG,
-    "special_tokens_map.json": {},
-    "added_tokens.json": {},
-    "tokenizer.json": {"model": dict, "added_tokens": [dict]},
-    "vocab.json": {},
-    "preprocessor_config.json": {},
-    "processor_config.json": {},
-    "chat_template.json": {},
-    "trainer_state.json": {"global_step": int, "epoch": _NUMBER, "log_history": [dict]},
+KINDS: dict[str, dict[str, Any]] = {
+    "config.json": {
+        **dict.fromkeys(("text_config", "quantization_config", "rope_parameters", "reward_scale"), dict),
+        "model_type": str,
+        "num_hidden_layers": int,
+    },
+    "adapter_config.json": {
+        **dict.fromkeys(("rank_pattern", "alpha_pattern"), dict),
+        **dict.fromkeys(("target_modules", "exclude_modules", "layers_pattern"), (list, str)),
+        **dict.fromkeys(("modules_to_save", "target_parameters"), list),
+        **dict.fromkeys(("peft_type", "base_model_name_or_path"), str),
+        "r": int,
+        "lora_alpha": (int, float),
+    },
+    MANIFEST_NAME: {
+        **dict.fromkeys(_OF_A_MANIFEST, dict),
+        **dict.fromkeys(("parents", "notices"), list),
+        **dict.fromkeys(("stage", "status", "head"), str),
+    },
+    **{name: {} for name in _PLAIN},
+    "tokenizer_config.json": {"chat_template": (str, list, dict)},
+    "tokenizer.json": {"model": dict, "added_tokens": list},
+    "trainer_state.json": {"global_step": int, "epoch": (int, float), "log_history": list},
     "loader_state.json": {
         **dict.fromkeys(("sources", "settings", "segment", "done", "totals"), dict),
         **dict.fromkeys(("blocks", "block_size", "version"), int),
         "kind": str,
     },
 }
-"""Names to the kinds of some of their keys, each of which may also be absent or null; `[kind]` is a list of it,
-a dict an object of such keys, or of any with `EACH`."""
+"""Names to the kinds of some of their keys, each of which may also be absent or null."""
 
 _INNERMOST = re.compile(r"\(([^()]*)\)([*+{]?)")
 _IN_A_ROW = re.compile(r"(?:.(?:[*+?]|\{[\d,]+\})[?+]?){4}")
@@ -120,8 +80,8 @@ def read_checked(file: Path, *, error: type[UserError] = ManifestError, fix: str
     limit = LARGE if file.name in _LARGE else LIMIT
     fast = file.name in _VOCABULARIES
     # NaN passes: Python has written it into logs and metrics of runs that diverged.
-    found: dict[str, Any] = read_json(file, limit=limit, finite=False, fast=fast, error=error, fix=fix)
-    for fault in _faults(found, KINDS.get(file.name, {}), REQUIRED.get(file.name, ())):
+    found: dict[str, Any] = read_json(file, limit=limit, fast=fast, error=error, fix=fix)
+    for fault in _faults(found, file.name):
         raise error(f"{file}: {fault}", place=str(file), fix=fix)
     return found
 
@@ -138,16 +98,17 @@ def json_problems(folder: Path) -> Iterator[UserError]:
                 yield problem
 
 
-def _faults(found: dict[str, Any], kinds: Kinds, required: tuple[str, ...] = ()) -> Iterator[str]:
-    yield from (f"it has no {name}" for name in required if found.get(name) is None)
-    for name, kind in kinds.items():
-        value = found.get(name)
-        if value is not None:
-            yield from (f"{name}{fault}" for fault in _faults_of(value, kind))
-    # Models of several parts keep the language model's config there, with the same keys.
-    if kinds is _CONFIG and isinstance(found.get("text_config"), dict):
-        yield from (f"text_config: {fault}" for fault in _faults(found["text_config"], kinds))
-    if kinds is _ADAPTER:
+def _faults(found: dict[str, Any], name: str) -> Iterator[str]:
+    yield from (f"it has no {key}" for key in REQUIRED.get(name, ()) if found.get(key) is None)
+    for key, kind in KINDS.get(name, {}).items():
+        value = found.get(key)
+        # Python takes true and false for numbers.
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            yield f"{key} is {shown(ascii(value), 40)}, where {_named(kind)} is wanted"
+        # Larger is no model's, and would be a failed allocation somewhere else.
+        elif kind is int and value is not None and not 0 <= value < 1 << 40:
+            yield f"{key} is {shown(value, 40)}"
+    if name == "adapter_config.json":
         yield from _pattern_faults(found)
 
 
@@ -183,24 +144,7 @@ def _is_endless(expression: str) -> bool:
     return _IN_A_ROW.search(text) is not None
 
 
-def _faults_of(value: Any, kind: Any) -> Iterator[str]:
-    """What is wrong with a value, as text that follows its name."""
-    plain: Any = type(kind) if isinstance(kind, dict | list) else kind
-    # Python takes true and false for numbers.
-    if not isinstance(value, plain) or isinstance(value, bool):
-        yield f" is {shown(ascii(value), 40)}, where {_named(plain)} is wanted"
-    elif isinstance(kind, dict):
-        within: Any = value
-        kinds = dict.fromkeys(within, kind[EACH]) if EACH in kind else kind
-        yield from (f": {fault}" for fault in _faults(within, kinds))
-    elif isinstance(kind, list):
-        yield from (f", at {at}:{fault}" for at, each in enumerate(value) for fault in _faults_of(each, kind[0]))
-    # Larger is no model's, and would be a failed allocation somewhere else.
-    elif kind in (int, _SIZE) and isinstance(value, int) and not 0 <= value < 1 << 40:
-        yield f" is {shown(value, 40)}"
-
-
 def _named(kind: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number"}
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    return names[float] if kind == _NUMBER else " or ".join(names[one] for one in kinds)
+    return " or ".join(names[one] for one in kinds)

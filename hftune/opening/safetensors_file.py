@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from hftune.errors import ManifestError, shown
-from hftune.opening.files import check_memory, open_regular
+from hftune.opening.files import open_regular
 from hftune.opening.json_file import parse_json, read_json
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def read_index(file: str | Path) -> dict[str, str]:
     Raises:
         ManifestError: It is none, or names files that are not plain names in its own folder.
     """
-    found = read_json(file, finite=False, fix=_FIX).get("weight_map")
+    found = read_json(file, fix=_FIX).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
         raise ManifestError(f"{file} has no weight_map of file names", place=str(file), fix=_FIX)
     for name in dict.fromkeys(found.values()):
@@ -105,9 +105,8 @@ def load_tensors(file: str | Path) -> dict[str, Tensor]:
     """All tensors of a file, in memory.
 
     Raises:
-        ManifestError: It is damaged, or larger than the free memory.
+        ManifestError: It is damaged.
     """
-    check_memory(file)
     with open_tensors(file) as stored:
         return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - it is no dict
 

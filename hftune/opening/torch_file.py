@@ -1,7 +1,7 @@
 """Load files of `torch.save` as numbers and plain containers, never as a pickle that may run code.
 
 DeepSpeed pickles four classes of its own with its state, and nothing else: tried with the files of ZeRO 0 to 3, with
-offloading, in bf16, with eight optimizers, adapters, and with what `ds_to_universal` makes of them (0.19.8). They are
+offloading, in bf16, with eight optimizers and adapters (0.19.8). They are
 allowed by name; a file that asks for any other is refused before a byte of it is executed.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from hftune.errors import ManifestError, shown
-from hftune.opening.files import check_memory, open_regular
+from hftune.opening.files import open_regular
 
 DEEPSPEED = (
     "deepspeed.runtime.fp16.loss_scaler.LossScaler",
@@ -57,8 +57,6 @@ def load_torch(file: str | Path, *, allow: Iterable[str] = (), mmap: bool = Fals
         ManifestError: It needs other classes, or is damaged.
     """
     check_torch(file, allow=allow)
-    if not mmap:
-        check_memory(file)
     # Checked above and restricted here: neither the list of names nor torch's unpickler is trusted alone.
     with _allowed_globals(allow), _one_message(file):
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)

@@ -18,24 +18,18 @@ from safetensors import SafetensorError
 from hftune.errors import ArgumentError, UserError
 
 _FIXES = {
-    errno.ENOSPC: "make room on the disk, or name a folder on another one",
-    errno.EDQUOT: "make room below your quota, or name a folder on another disk",
-    errno.EROFS: "name a folder on a disk that can be written to",
-    errno.EACCES: "name a folder that you may write to, or change its permissions",
-    errno.EPERM: "name a folder that you may write to, or change its permissions",
-    errno.EIO: "the disk has a fault: name a folder on another one, and look at its health",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ENOTDIR: "a file stands where a folder is needed: name another folder",
-    errno.EEXIST: "a file stands where a folder is needed: name another folder",
-    errno.ELOOP: "a link stands where a folder or file is needed: name another folder, or take the link away",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room on the disk or in your quota, or name another folder"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "name a folder that you may write to"),
+    **dict.fromkeys(
+        (errno.EIO, errno.ESTALE, errno.ENOTCONN),
+        "the disk has a fault, or a network disk is gone: name a folder on another one, and look at it",
+    ),
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.EISDIR), "choose another name"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a file stands where a folder is needed: name another folder"),
+    **dict.fromkeys((errno.ELOOP, errno.ENXIO), "what has this name is a link, or no file: move it away"),
     errno.EMLINK: "it has a second name (a hard link), under which it would change as well: copy it, or name another",
-    errno.ENXIO: "what has this name is no file: move it away",
-    errno.EISDIR: "a folder stands where a file is needed: choose another name",
     errno.EFBIG: "`ulimit -f` or the file system takes no file so large: raise it, or name a folder on another disk",
-    errno.ESTALE: "the network disk has changed below this process: mount it again, or name a folder on another one",
-    errno.ENOTCONN: "the network disk is gone: mount it again, or name a folder on another one",
-    errno.EBUSY: "name a folder below it: a mount point cannot be replaced",
-    errno.EXDEV: "name a folder below it: a mount point cannot be replaced",
+    **dict.fromkeys((errno.EBUSY, errno.EXDEV), "name a folder below it: a mount point cannot be replaced"),
 }
 # Libraries written in C++ and Rust give the operating system's words without its number.
 _SAID = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.ESTALE, errno.ENOTCONN)

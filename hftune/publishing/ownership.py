@@ -173,7 +173,7 @@ def read_own_manifest(folder: Path) -> dict[str, Any] | None:
     if os.path.islink(folder / MANIFEST_NAME):
         return None
     try:
-        found = read_json(folder / MANIFEST_NAME, limit=LARGE, finite=False)
+        found = read_json(folder / MANIFEST_NAME, limit=LARGE)
     except ManifestError:
         return None
     records = [found.get(name) or {} for name in (WRITTEN, "files")]

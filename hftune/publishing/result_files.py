@@ -17,18 +17,9 @@ from hftune.digests import changed_files
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.publishing.disk import flush, is_plain_folder, lexists, remove_partials
-from hftune.publishing.folder import (
-    RESULT,
-    begin_work,
-    clear_work,
-    is_ours,
-    is_ready,
-    make_ready,
-    recover,
-    work_folder_locked,
-)
-from hftune.publishing.locks import OUTPUT_LOCK, folder_lock
-from hftune.publishing.ownership import read_own_manifest, recorded_files, work_folder
+from hftune.publishing.folder import RESULT, begin_work, clear_work, is_ours, is_ready, make_ready
+from hftune.publishing.locks import folder_lock
+from hftune.publishing.ownership import read_own_manifest, recorded_files
 
 WORK = ".result.partial"
 
@@ -85,23 +76,6 @@ def complete_result(folder: Path) -> None:
     """
     if is_ready(folder / WORK):
         with suppress(ArgumentError, OSError), folder_lock(folder):  # said by who writes there
-            recover_result(folder)
-
-
-def tidy_result(folder: Path) -> None:
-    """Remove what a process that was killed at its very end left in or alongside a finished result.
-
-    For a result that nobody writes again: whoever writes one tidies before by itself.
-
-    Raises:
-        ArgumentError: Another process is writing there.
-    """
-    work = work_folder(folder)
-    if lexists(work) and is_ours(work):
-        with work_folder_locked(work, folder):
-            recover(folder)
-    if lexists(folder / OUTPUT_LOCK) or lexists(folder / WORK):
-        with folder_lock(folder):
             recover_result(folder)
 
 

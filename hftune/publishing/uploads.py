@@ -6,7 +6,6 @@ Left out are training_args.bin and every other pickle, optimizer states, checkpo
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import stat
@@ -14,12 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hftune.constants import TOKENIZER_FILES
-from hftune.errors import ArgumentError, ManifestError
+from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.opening.json_file import read_json
 from hftune.publishing.ownership import read_own_manifest, recorded_files
 from hftune.secrets import redact
 
@@ -29,8 +26,8 @@ _NAMED = {
     *(*TOKENIZER_FILES, "preprocessor_config.json", "processor_config.json"),
     *("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE", "NOTICE.md", "NOTICE.txt"),
 }
-_RECORDED = re.compile(r"[^/]+\.gguf|Modelfile")
-"""Names that an export chooses: they go only where the manifest records them."""
+_RECORDED = re.compile(r"[^/]+\.(gguf|py)|Modelfile")
+"""Names that an export chooses, and a model's own code: they go only where the manifest records them."""
 _TEMPLATES = "additional_chat_templates"
 _TEXTS = {".json", ".jinja", ".md", ".txt", ".py", ""}
 _LARGEST_TEXT = 1 << 22
@@ -53,15 +50,14 @@ class Chosen:
 
 def files_to_upload(folder: Path) -> Chosen:
     """Sort what is in a folder into what belongs on the Hub and what does not; links are never followed."""
-    chosen, code = Chosen(), _own_code(folder)
-    recorded = recorded_files(read_own_manifest(folder) or {})
+    chosen, recorded = Chosen(), {*recorded_files(read_own_manifest(folder) or {})}
     for entry in sorted(folder.iterdir()):
         if entry.name == _TEMPLATES and _kind(entry) == stat.S_IFDIR:
             for file in sorted(entry.iterdir()):
                 whole = f"{_TEMPLATES}/{file.name}"
                 fits = file.suffix == ".jinja" and not file.name.startswith(".") and _kind(file) == stat.S_IFREG
                 (chosen.files if fits else chosen.left_out).append(whole)
-        elif _kind(entry) == stat.S_IFREG and _belongs(entry.name, code, {*recorded}):
+        elif _kind(entry) == stat.S_IFREG and _belongs(entry.name, recorded):
             chosen.files.append(entry.name)
         else:
             chosen.left_out.append(f"{entry.name}/" if _kind(entry) == stat.S_IFDIR else entry.name)
@@ -141,10 +137,10 @@ def _say(folder: Path, repo: str, chosen: Chosen) -> None:
     notice(f"{len(chosen.files)} files of {folder} go to {repo}{tail}")
 
 
-def _belongs(name: str, code: set[str], recorded: set[str]) -> bool:
+def _belongs(name: str, recorded: set[str]) -> bool:
     if name.startswith("."):
         return False
-    if name in _NAMED or name in code or _WEIGHTS.fullmatch(name):
+    if name in _NAMED or _WEIGHTS.fullmatch(name):
         return True
     return _RECORDED.fullmatch(name) is not None and name in recorded
 
@@ -174,49 +170,3 @@ def _content(file: Path) -> str | bytes:
 def _kind(path: Path) -> int:
     """The file type of the name itself: a link is a link."""
     return stat.S_IFMT(os.lstat(path).st_mode)
-
-
-# --- a model's own code ---
-
-
-def _own_code(folder: Path) -> set[str]:
-    """Modules that `auto_map` names, and those of the folder that they import."""
-    found: set[str] = set()
-    waiting = [*_mapped(folder / "config.json"), *_mapped(folder / "tokenizer_config.json")]
-    while waiting:
-        name = waiting.pop()
-        file = folder / name
-        if name in found or not os.path.lexists(file) or _kind(file) != stat.S_IFREG:
-            continue
-        found.add(name)
-        waiting += _imports(file)
-    return found
-
-
-def _mapped(config: Path) -> Iterator[str]:
-    """File names of the classes in a config's `auto_map`; those of another repository (`owner/name--file.Class`) are
-    not in the folder."""
-    if not os.path.lexists(config) or _kind(config) != stat.S_IFREG or config.stat().st_size > _LARGEST_TEXT:
-        return
-    try:
-        content: dict[str, Any] = read_json(config, limit=_LARGEST_TEXT, finite=False)
-    except ManifestError:
-        return
-    mapping = content.get("auto_map")
-    for value in mapping.values() if isinstance(mapping, dict) else ():
-        for name in value if isinstance(value, list) else [value]:
-            module = str(name).partition(".")[0]
-            if module.isidentifier():
-                yield f"{module}.py"
-
-
-def _imports(file: Path) -> Iterator[str]:
-    try:
-        tree = ast.parse(file.read_bytes())  # read, never run: it is the code of whoever published the model
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    for node in ast.walk(tree):
-        # Only relative imports of its own folder, which is how the Hub's modules find each other.
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            names = [node.module] if node.module else [alias.name for alias in node.names]
-            yield from (f"{name.partition('.')[0]}.py" for name in names)

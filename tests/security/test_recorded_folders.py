@@ -28,7 +28,7 @@ from hftune.preflight.rules.folders import check_contents
 from hftune.tools.asking import check_ask
 from hftune.tools.chatting.chat import chat
 from hftune.tools.evaluating.run import check_evaluate
-from hftune.tools.export.arguments import HubArguments, ServingArguments
+from hftune.tools.export.arguments import GgufArguments, HubArguments, ServingArguments
 from hftune.tools.export.run import check_export
 from hftune.tools.sampling import check_sample
 from hftune.tools.scoring import check_score
@@ -36,6 +36,7 @@ from hftune.tools.serving.run import check_serve
 from hftune.tools.teaching.run import check_teaching
 from hftune.weight_files import fingerprint
 from tests.spokes import spokes
+from tests.unit.merging.models import merge
 
 
 def _chat(**given: Any) -> Iterator[UserError]:
@@ -63,6 +64,7 @@ LANGUAGE: dict[str, Callable[[str], Iterator[UserError]]] = {
 }
 WHOLE: dict[str, Callable[[str], Iterator[UserError]]] = {
     "export vllm": lambda name: check_export(ServingArguments(model_name_or_path=name, output_dir="out")),
+    "export gguf": lambda name: check_export(GgufArguments(model_name_or_path=name, output_dir="out")),
     "export hub": lambda name: check_export(HubArguments(model_name_or_path=name, hub_model_id="a/b")),
 }
 REWARD: dict[str, Callable[[str], Iterator[UserError]]] = {
@@ -124,6 +126,14 @@ def test_a_flipped_bit_of_a_model_that_is_exported(folders: Path, command: str, 
     assert f"{file} has other contents" in said(WHOLE[command](str(folders / "base")))
 
 
+@pytest.mark.parametrize("file", ["base/model.safetensors", "adapter/adapter_model.safetensors"])
+def test_a_flipped_bit_of_an_adapter_or_its_base(folders: Path, file: str) -> None:
+    flip(folders / file)
+    with pytest.raises(UserError, match="other contents"):
+        merge(folders / "adapter", folders / "out", base_model_name_or_path=str(folders / "base"), verify="false")
+    assert not (folders / "out").exists()
+
+
 @pytest.mark.parametrize("command", REWARD)
 def test_a_flipped_bit_of_a_reward_model(folders: Path, command: str) -> None:
     assert "as hftune wrote it" not in said(REWARD[command](str(folders / "reward")))
@@ -139,14 +149,19 @@ def test_another_base_than_the_recorded_one(folders: Path, command: str) -> None
     assert "was trained on other weights than those in" in said(LANGUAGE[command](str(folders / "adapter")))
 
 
-@pytest.mark.parametrize("name", ["ref_model", "reward_model_path", "teachers", "teacher_targets"])
+READ = ["model_name_or_path", "tokenizer_name_or_path", "adapter_chain", "ref_adapters"]
+READ += ["ref_model", "reward_model_path", "teachers", "teacher_targets"]
+
+
+@pytest.mark.parametrize("name", READ)
 def test_everything_that_training_reads(folders: Path, name: str) -> None:
     """Targets of a teacher are such a folder as well: flipped bits in them, and exchanged shards."""
     value: Any = str(folders / "reward")
-    several = name not in ("ref_model", "teacher_targets")
-    model = SimpleNamespace(model_name_or_path="owner/name", tokenizer_name_or_path=None)
-    others = SimpleNamespace(**{name: [value] if several else value})
-    facts: Any = SimpleNamespace(model_args=model, adapter_args=SimpleNamespace(adapter_chain=[]), training_args=others)
+    given = {name: [value] if name in ("adapter_chain", "ref_adapters", "reward_model_path", "teachers") else value}
+    group = {"adapter_chain": [], "model_name_or_path": "owner/name", "tokenizer_name_or_path": None} | given
+    facts: Any = SimpleNamespace(**dict.fromkeys(("model_args", "adapter_args", "training_args"), None))
+    for part in vars(facts):
+        setattr(facts, part, SimpleNamespace(**group))
     assert said(check_contents(facts)) == ""
     flip(folders / "reward" / "model.safetensors")
     assert "model.safetensors has other contents" in said(check_contents(facts))

@@ -232,44 +232,6 @@ def test_every_command_that_loads_has_the_flag() -> None:
         assert args.trust_remote_code is False
 
 
-TEMPLATES = [
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ self.__init__.__globals__.__builtins__.open('{flag}', 'w') }}",
-    "{{ cycler.__init__.__globals__.os.system('touch {flag}') }}",
-    "{{ lipsum.__globals__['os'].popen('touch {flag}').read() }}",
-    "{{ joiner.__init__.__globals__.os.mkdir('{flag}') }}",
-    "{{ namespace.__init__.__globals__.os.mkdir('{flag}') }}",
-    "{{ raise_exception.__globals__['__builtins__']['open']('{flag}', 'w') }}",
-    "{{ strftime_now.__globals__['__builtins__']['__import__']('os').mkdir('{flag}') }}",
-    "{{ tojson.__globals__ }}",
-    "{{ messages.__class__.__base__.__subclasses__()[0] }}",
-    "{{ ().__class__.__bases__[0].__subclasses__() }}",
-    "{{ (messages|attr('__class__')).mro() }}",
-    "{{ '%s' | format(messages.__reduce_ex__(2)) }}",
-    "{% include '/etc/passwd' %}",
-    "{% import '/etc/passwd' as x %}",
-    "{{ messages.append('x') }}",
-    "{{ messages.clear() }}",
-    "{% set x = messages.pop() %}",
-]
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_templates_have_no_way_out(template: str, flag: Path) -> None:
-    """The sandbox is transformers' own; this holds it to what it promises."""
-    from tests.conftest import tiny_tokenizer
-
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = template.replace("{flag}", str(flag))
-    turns = [{"role": "user", "content": "Hi"}]
-    try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
-    except Exception:
-        text = ""
-    assert not any(sign in text for sign in ("<class", "root:", "__builtins__", "function"))
-    assert turns == [{"role": "user", "content": "Hi"}]
-
-
 # --- everything goes through the one file ---
 
 CODELESS = {"GenerationConfig", "PeftConfig", "PeftModel", "type(model)", "type(bare)"}
@@ -288,21 +250,6 @@ def loads(source: str) -> list[int]:
         if said is None or (isinstance(said, ast.Constant) and said.value is not False):
             found.append(node.lineno)
     return found
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "AutoModel.from_pretrained(x)",
-        "AutoTokenizer.from_pretrained(x, trust_remote_code=None)",
-        "AutoTokenizer.from_pretrained(x, trust_remote_code=True)",
-        "transformers.AutoConfig.from_pretrained(x, **more)",
-        "auto.from_config(config)",
-        "AutoPeftModelForCausalLM.from_pretrained(x)",
-    ],
-)
-def test_the_search_finds(source: str) -> None:
-    assert loads(source) == [1]
 
 
 def _sources(*words: str) -> list[Path]:

@@ -83,7 +83,7 @@ def read_pipeline(file: str) -> None:
 
 def _saved(folder: Path, patch: pytest.MonkeyPatch) -> None:
     (folder / "token").write_text(SECRET + "\n")
-    patch.setenv("HF_TOKEN_PATH", str(folder / "token"))
+    patch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(folder / "token"))
 
 
 def _typed(folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -91,46 +91,29 @@ def _typed(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 WAYS_IN: dict[str, Way] = {
-    "flag": _flags("--hub_token", SECRET),
-    "dashes": _flags("--hub-token", SECRET),
+    "flag": _flags("--hub-token", SECRET),
     "one dash": _refused_flags("-hub_token", SECRET),
     "one dash, equals": _refused_flags("--max_steps", "1", f"-hub_token={SECRET}"),
     "connection string": _flags("--run_name", f"AccountName=me;AccountKey={SECRET};End=x"),
     "handed on": _flags("--export", f"ALL,OPENAI_KEY={SECRET}"),
-    "equals": _flags(f"--hub_token={SECRET}"),
-    "twice": _flags("--hub_token", "first-token-1", "--hub_token", SECRET),
-    "alias": _flags("--push_to_hub_token", SECRET),
-    "merge": _flags("--hf_hub_token", SECRET),
+    "equals, twice": _flags("--hub_token", "first-token-1", f"--hub_token={SECRET}"),
     "other tool": _flags("--wandb_api_key", SECRET),
     "inline config": _flags("--deepspeed", json.dumps({"comet": {"api_key": SECRET}})),
     "url flag": _flags("--train_file_dir", f"s3://me:{quote(SECRET, safe='')}@host/data"),
     "typed": _typed,
-    "yaml": _file("a.yaml", f"learning_rate: 1\nhub_token: {SECRET}\n", given_in_file),
     "yaml list": _file("a.yaml", f"hub_token: [{SECRET}]\n", given_in_file),
     "yaml deep": _file("a.yaml", f"a: {{b: [{{api_key: {SECRET}}}]}}\n", given_in_file),
-    "json as yaml": _file("a.yaml", json.dumps({"push_to_hub_token": SECRET}), given_in_file),
-    "deepspeed": _file("ds.json", json.dumps({"comet": {"api_key": SECRET}}), read_ds_config),
     "deepspeed list": _file("ds.json", json.dumps({"a": [{"api_keys": ["b", SECRET]}]}), read_ds_config),
     "deepspeed URL": _file("ds.json", json.dumps({"a": f"s3://me:{quote(SECRET, safe='')}@h"}), read_ds_config),
+    "deepspeed dict": lambda folder, patch: remove_secrets({"wandb": {"api_key": SECRET}}),
     "pipeline": _file("p.yaml", PIPELINE.format(f"sft: {{hub_token: '{SECRET}'}}"), read_pipeline),
     "pipeline's variables": _file("p.yaml", PIPELINE.format(f"sft: {{env: {{DB_PASS: '{SECRET}'}}}}"), read_pipeline),
     "pipeline's answers": _file(
         "p.yaml", PIPELINE.format("sft: {}") + f"answers: {{hub_token: '{SECRET}'}}\n", read_pipeline
     ),
-    "deepspeed dict": lambda folder, patch: remove_secrets({"wandb": {"api_key": SECRET}}),
-    "HF_TOKEN": _variable("HF_TOKEN"),
-    "AWS_SECRET_ACCESS_KEY": _variable("AWS_SECRET_ACCESS_KEY"),
-    "OPENAI_KEY": _variable("OPENAI_KEY"),
-    "WANDB_API_KEY": _variable("WANDB_API_KEY"),
-    "DATABASE_URL": _variable("DATABASE_URL", f"postgres://me:{SECRET}@db/x"),
+    "variable": _variable("AWS_SECRET_ACCESS_KEY"),
     "quoted URL": _variable("SOME_URL", f"postgres://me:{quote(SECRET, safe='')}@db/x"),
-    "MY_PASSWORD": _variable("MY_PASSWORD"),
-    "PGPASSWORD": _variable("PGPASSWORD"),
-    "MYSQL_PWD": _variable("MYSQL_PWD"),
-    "DB_PASS": _variable("DB_PASS"),
-    "GITHUB_PAT": _variable("GITHUB_PAT"),
-    "CONNECTION_STRING": _variable("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=me;AccountKey={SECRET};End=x"),
-    "API_KEY_2": _variable("API_KEY_2"),
+    "connection": _variable("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=me;AccountKey={SECRET};End=x"),
     "JSON": _variable("GOOGLE_JSON", json.dumps({"private_key": SECRET})),
     "saved": _saved,
 }
@@ -282,16 +265,10 @@ def test_a_pipeline_prints_no_variable_that_is_secret(name: str, value: str) -> 
     "argv",
     (
         ["-hub_token", "ab12"],
-        ["-hub_token=ab12"],
-        ["--max_steps", "1", "-hub_token=ab12"],
         ["--max_steps", "1", "-hf-token", "ab12"],
         ["--hub_token:ab12"],
-        ["--hub_token/ab12", "x"],
         ["--hub_token", "x", "ab12"],
-        ["--hub_token", "x", "--hub_token", "y", "ab12"],
         ["--hub_tok=ab12"],
-        ["--hub_tok", "ab12"],
-        ["--push_to_hub_token", "x", "ab12"],
         ["--model_init_kwargs", '{"token": "ab12"'],
         ["--hub_token", "-ab12"],
         ["--hub_token=", "ab12", "x"],
@@ -308,15 +285,12 @@ def test_a_refused_flag_is_told_without_its_value(argv: list[str]) -> None:
 @pytest.mark.parametrize(
     "argv",
     (
-        *(["pipeline", "check", "p.yaml", *more] for more in (["--hub_token", "ab12"], ["-hub_token=ab12"])),
-        *(["pipeline", "check", "p.yaml", *more] for more in (["--hub_token=ab12"], ["-hub_token", "ab12"])),
-        *(
-            ["doctor", "--hub_token=ab12"],
-            ["--hub_token=ab12"],
-            ["explain", "tokken=ab12"],
-            ["lineage", "--hub_token=ab12"],
-            ["report", "-t=ab12"],
-        ),
+        ["pipeline", "check", "p.yaml", "--hub_token", "ab12"],
+        ["pipeline", "check", "p.yaml", "-hub_token=ab12"],
+        ["doctor", "--hub_token=ab12"],
+        ["--hub_token=ab12"],
+        ["explain", "tokken=ab12"],
+        ["report", "-t=ab12"],
     ),
 )
 def test_commands_tell_no_value_of_a_flag(argv: list[str]) -> None:

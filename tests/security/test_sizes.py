@@ -13,14 +13,11 @@ import pytest
 from datasets import Dataset
 
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.merging import MergeArguments
 from hftune.data import sources as parts
 from hftune.data.counts import Counts
 from hftune.data.sources import TokenizedSource, draw_records
 from hftune.data.specs import parse_sources
-from hftune.errors import ArgumentError, DataError, UserError
-from hftune.merging.inputs import read_inputs
-from hftune.models.loading.config_file import check_config
+from hftune.errors import ArgumentError, DataError
 from tests.spokes import spokes
 
 
@@ -31,24 +28,6 @@ def at_once() -> Iterator[None]:
     yield
     assert time.process_time() - began < 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000, "kilobytes"
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["[" * 100_000, '{"a":' * 100_000, "", "[]", "3", "{", '{"num_hidden_layers": ' + "9" * 5000 + "}", "\ud800"],
-    ids=["brackets", "braces", "empty", "list", "number", "cut", "digits", "surrogate"],
-)
-def test_a_config_that_is_none(text: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(ArgumentError):
-        check_config(tmp_path)
-
-
-def test_a_config_too_long_to_be_read(tmp_path: Path) -> None:
-    with (tmp_path / "config.json").open("wb") as stream:
-        stream.truncate(1 << 40)  # takes no room on the disk
-    with pytest.raises(ArgumentError, match=r"1,048,576\.0 MiB"):
-        check_config(tmp_path)
 
 
 # --- records that are taken ------------------------------------------------------------------------------------------
@@ -147,9 +126,3 @@ def test_a_number_beyond_its_range(name: str, where: str, tmp_path: Path) -> Non
         parse_arguments("sft", argv)
     assert f"--{name} cannot be" in error.value.cause and f"--{name} (" in str(error.value.place)
     assert not (tmp_path / "o").exists()
-
-
-def test_weights_of_a_merge(tmp_path: Path) -> None:
-    for weights in ("nan,1", "inf,1", "1,-inf"):
-        with pytest.raises(UserError, match="a weight lies between -1000 and 1000"):
-            read_inputs(MergeArguments(peft_model_path="a,b", adapter_weights=weights, output_dir=str(tmp_path / "o")))

@@ -125,7 +125,7 @@ def untouched(home: Path) -> bool:
 @pytest.mark.parametrize(
     "content",
     [
-        b"[]", b"null", b"{" * 100_000, b'{"a": NaN}', b"\xff\xfe",
+        b"[]", b"null", b"{" * 100_000, b"\xff\xfe",
         b'{"one": 1, "one": 2}',
         *(
             json.dumps({"one": entry}).encode()

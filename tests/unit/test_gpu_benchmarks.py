@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +16,6 @@ from hftune.distributed import launch, ranks
 from hftune.errors import UserError
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import resolve
-from tests.conftest import without_launcher
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -60,17 +57,6 @@ def test_a_process_is_stopped_with_all_below_it(children: ModuleType, tmp_path: 
     assert not (tmp_path / "extensions" / "op" / "lock").exists(), "a later build would wait for it"
 
 
-def test_a_process_ends_with_a_killed_parent(children: ModuleType, tmp_path: Path) -> None:
-    sleeper = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
-    code = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import children, os\n"
-    code += f"children.run([sys.executable, '-c', {sleeper!r}], dict(os.environ), 60, show=True)"
-    with subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        parent.kill()
-    assert is_gone(child)
-
-
 def is_gone(process: int) -> bool:
     """Within a moment: a killed process is there until it has been waited for."""
     for _ in range(100):
@@ -84,12 +70,6 @@ def is_gone(process: int) -> bool:
     return False
 
 
-def test_no_two_runs_share_a_name(gpu_runs: ModuleType) -> None:
-    names = [run.name for run in gpu_runs.plan()]
-    assert len({*names}) == len(names) == 73
-    assert names[:4] == [f"sft-{method}-plain" for method in ("full", "lora", "qlora4", "qlora8")]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     "has_files", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["async-files", "no-async-files"]
@@ -97,10 +77,10 @@ def test_no_two_runs_share_a_name(gpu_runs: ModuleType) -> None:
 def test_what_must_be_refused_is_what_preflight_refuses(
     gpu_runs: ModuleType, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_files: bool
 ) -> None:
-    """All planned runs, their arguments parsed as for a GPU that has everything else."""
+    """Planned runs (all of them in the slow test), their arguments parsed as for a GPU that has everything else."""
     monkeypatch.setattr(launch, "has_async_io", lambda: has_files)
     shorter = {"--max_length": "256", "--block_size": "256"}
-    for run in gpu_runs.plan():
+    for run in gpu_runs.plan()[:: 5 if has_files else 1]:
         given = run.flags(tmp_path, str(tiny_model))
         flags = [shorter.get(before, flag) if flag == "1024" else flag for before, flag in pairs(given)]
         flags += ["--output_dir", str(tmp_path / "out"), "--max_steps", "2"]
@@ -160,27 +140,3 @@ def test_a_refusal_must_be_the_right_one(
     result = gpu_suite.judged(gpu_runs.Run("sft", method, "zero3"), ended, tmp_path)
     assert children.is_good(result) == good
     assert good or said.splitlines()[-1] in result["failed"]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_killed_suite_leaves_what_was_finished(tmp_path: Path) -> None:
-    """SIGKILL between two runs: the first is in the file, and the same command goes on with the second."""
-    file = tmp_path / "gpu.json"
-    command = [sys.executable, "benchmarks/gpu_suite.py", "--quick", "--parts", "runs", "--output", str(file)]
-    command += ["--only", "sft-*"]
-    with subprocess.Popen(
-        command, cwd=BENCHMARKS.parent, env=without_launcher(os.environ) | {"TMPDIR": str(tmp_path)}
-    ) as killed:
-        for _ in range(1200):
-            if file.is_file() or killed.poll() is not None:
-                break
-            time.sleep(0.1)
-        killed.kill()
-    assert [*json.loads(file.read_text())["figures"]["runs"]] == ["sft-lora-plain-packing"]
-    again = subprocess.run(
-        command, cwd=BENCHMARKS.parent, env=without_launcher(os.environ) | {"TMPDIR": str(tmp_path)}, check=False
-    )
-    kept = json.loads(file.read_text())
-    assert again.returncode == 0 and kept["complete"]
-    assert [*kept["figures"]["runs"]] == ["sft-lora-plain-packing", "sft-qlora8-zero3"]

@@ -7,45 +7,41 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 NETGUARD = Path(__file__).parents[1] / "netguard"
 
 # 192.0.2.0/24 and .invalid are reserved: no machine answers to them even if the guard fails.
-REFUSED = {
-    "connect": "socket.socket().connect(('192.0.2.1', 80))",
-    "connect_ex": "socket.socket().connect_ex(('192.0.2.1', 80))",
-    "connect by name": "socket.socket().connect(('hub.invalid', 443))",
-    "IPv6": "socket.socket(socket.AF_INET6).connect(('2001:db8::1', 80))",
-    "IPv4 within IPv6": "socket.socket(socket.AF_INET6).connect(('::ffff:192.0.2.1', 80))",
-    "getaddrinfo": "socket.getaddrinfo('hub.invalid', 443)",
-    "getaddrinfo of bytes": "socket.getaddrinfo(b'hub.invalid', 443)",
-    "create_connection": "socket.create_connection(('hub.invalid', 443), timeout=1)",
-    "urlopen": "import urllib.request; urllib.request.urlopen('http://hub.invalid/')",
-}
-
-ALLOWED = {
-    "loopback": "server = socket.create_server(('127.0.0.1', 0)); socket.create_connection(server.getsockname())",
-    "all of 127/8": "server = socket.create_server(('127.0.0.2', 0)); socket.create_connection(server.getsockname())",
-    "localhost": (
-        "server = socket.create_server(('127.0.0.1', 0));"
-        "socket.create_connection(('localhost', server.getsockname()[1]))"
-    ),
-    "connect_ex": (
-        "server = socket.create_server(('127.0.0.1', 0));assert socket.socket().connect_ex(server.getsockname()) == 0"
-    ),
-    "any local address": "socket.getaddrinfo(None, 0, flags=socket.AI_PASSIVE)",
-    "::1 by number": "socket.getaddrinfo('::1', 80, flags=socket.AI_NUMERICHOST)",
-    # The guard lets the question through; whether a machine knows its own name is its own affair.
-    "own name": (
-        "\ntry: socket.getaddrinfo(socket.gethostname(), 80)\nexcept socket.gaierror: print('unknown to itself')"
-    ),
-    "unix socket": "left, right = socket.socketpair(); left.sendall(b'x'); assert right.recv(1) == b'x'",
-    "unix path": (
-        "server = socket.socket(socket.AF_UNIX); server.bind('door'); server.listen();"
-        "socket.socket(socket.AF_UNIX).connect('door')"
-    ),
-}
+REFUSED = [
+    "socket.socket().connect(('192.0.2.1', 80))",
+    "socket.socket().connect_ex(('192.0.2.1', 80))",
+    "socket.socket().connect(('hub.invalid', 443))",
+    "socket.socket(socket.AF_INET6).connect(('2001:db8::1', 80))",
+    "socket.socket(socket.AF_INET6).connect(('::ffff:192.0.2.1', 80))",
+    "socket.getaddrinfo('hub.invalid', 443)",
+    "socket.getaddrinfo(b'hub.invalid', 443)",
+    "socket.create_connection(('hub.invalid', 443), timeout=1)",
+    "import urllib.request; urllib.request.urlopen('http://hub.invalid/')",
+]
+ALLOWED = """
+server = socket.create_server(('127.0.0.1', 0))
+here = server.getsockname()
+socket.create_connection(here)
+socket.create_connection(('localhost', here[1]))
+assert socket.socket().connect_ex(here) == 0
+other = socket.create_server(('127.0.0.2', 0))
+socket.create_connection(other.getsockname())
+socket.getaddrinfo(None, 0, flags=socket.AI_PASSIVE)
+socket.getaddrinfo('::1', 80, flags=socket.AI_NUMERICHOST)
+left, right = socket.socketpair()
+left.sendall(b'x')
+assert right.recv(1) == b'x'
+local = socket.socket(socket.AF_UNIX)
+local.bind('door')
+local.listen()
+socket.socket(socket.AF_UNIX).connect('door')
+# The guard lets the question through; whether a machine knows its own name is its own affair.
+try: socket.getaddrinfo(socket.gethostname(), 80)
+except socket.gaierror: print('unknown to itself')
+"""
 
 
 def guarded(code: str, folder: Path, *further_path: Path) -> subprocess.CompletedProcess[str]:
@@ -56,24 +52,24 @@ def guarded(code: str, folder: Path, *further_path: Path) -> subprocess.Complete
     return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("code", REFUSED.values(), ids=REFUSED.keys())
-def test_refuses_other_machines_and_logs_one_line(code: str, tmp_path: Path) -> None:
-    result = guarded(code, tmp_path)
+def test_refuses_other_machines_and_logs_a_line_each(tmp_path: Path) -> None:
+    tried = "\n".join(
+        f"try: exec({code!r})\nexcept OSError as error: print(error)\nelse: print('went through')" for code in REFUSED
+    )
+    result = guarded(tried, tmp_path)
 
-    assert result.returncode == 1
-    assert "network is cut off in tests" in result.stderr
-    (line,) = (tmp_path / "attempts.log").read_text().splitlines()
-    pid, program, target, stack = line.split("\t")
-    assert pid.isdigit()
-    assert program == "-c"
-    assert any(name in target for name in ("192.0.2.1", "hub.invalid", "2001:db8::1"))
-    assert 1 <= len(stack.split(" < ")) <= 3
-    assert "sitecustomize.py" not in stack
+    assert result.stdout.count("network is cut off in tests") == len(REFUSED), result.stdout + result.stderr
+    lines = (tmp_path / "attempts.log").read_text().splitlines()
+    assert len(lines) == len(REFUSED)
+    for line in lines:
+        pid, program, target, stack = line.split("\t")
+        assert pid.isdigit() and program == "-c"
+        assert any(name in target for name in ("192.0.2.1", "hub.invalid", "2001:db8::1"))
+        assert 1 <= len(stack.split(" < ")) <= 3 and "sitecustomize.py" not in stack
 
 
-@pytest.mark.parametrize("code", ALLOWED.values(), ids=ALLOWED.keys())
-def test_lets_this_machine_through(code: str, tmp_path: Path) -> None:
-    result = guarded(code, tmp_path)
+def test_lets_this_machine_through(tmp_path: Path) -> None:
+    result = guarded(ALLOWED, tmp_path)
 
     assert result.returncode == 0, result.stderr
     assert not (tmp_path / "attempts.log").exists()

@@ -73,8 +73,8 @@ def keep_of_base(folder: Path, base: Path, *, cast: bool = True, trusted: bool =
         file.with_suffix(".new").replace(file)
     _note_in_index(folder, new, files[-1].name)
     if cast:
-        said = read_json(folder / "config.json", finite=False)
-        _take_dtypes(said, read_json(base / "config.json", finite=False))
+        said = read_json(folder / "config.json")
+        _take_dtypes(said, read_json(base / "config.json"))
         (folder / "config.json").write_text(json.dumps(said, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for pattern in _PROCESSORS:
         for file in sorted(base.glob(pattern)):

@@ -75,9 +75,7 @@ def lines_of(folder: str) -> list[Line]:
         ManifestError: It holds something else.
     """
     file = Path(folder) / RECORDS
-    found: list[Line] = [
-        parse_json(line, str(file), finite=False) for line in read_bytes(file, limit=LARGE).splitlines()
-    ]
+    found: list[Line] = [parse_json(line, str(file)) for line in read_bytes(file, limit=LARGE).splitlines()]
     if not all(map(_is_line, found)):
         cause = f"{file} holds other lines than those that hftune evaluate writes"
         raise ManifestError(cause, place="--against", fix="evaluate that model again")

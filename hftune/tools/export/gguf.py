@@ -72,7 +72,7 @@ def check_gguf(folder: Path, args: GgufArguments) -> Iterator[UserError]:
 
 
 def _has_code(file: Path) -> bool:
-    return file.is_file() and "auto_map" in read_json(file, limit=LARGE, finite=False)
+    return file.is_file() and "auto_map" in read_json(file, limit=LARGE)
 
 
 def _check_config(folder: Path) -> Iterator[UserError]:
@@ -124,7 +124,7 @@ def write_gguf(folder: Path, output: Path, args: GgufArguments) -> dict[str, Any
             _convert(args, folder, [*words, "--outfile", whole])
             _run([program(QUANTISER) or QUANTISER, whole, target, args.outtype.upper()], QUANTISER)
         files = sorted(output.glob("*.gguf"))
-        if "vision_config" in read_json(folder / "config.json", limit=LARGE, finite=False):
+        if "vision_config" in read_json(folder / "config.json", limit=LARGE):
             _convert(args, folder, [*words, "--mmproj", "--outfile", str(output / f"mmproj-{stem}.gguf")])
             files += sorted(output.glob("mmproj-*.gguf"))
     about = {"type": args.outtype, "files": [file.name for file in files], "converter": CONVERTER}

@@ -24,7 +24,6 @@ from hftune.logging import notice
 from hftune.opening.own_file import open_own
 from hftune.publishing.disk import disk_errors
 from hftune.publishing.locks import busy_error
-from hftune.publishing.result_files import tidy_result
 from hftune.secrets import MASK, command_without_secrets, redact, variables_without_secrets
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline.gates import GateFailed, check_gates
@@ -166,7 +165,6 @@ class Runner:
                     state = State(AGAIN, ("it was asked for (--force)",))
                 if state.verdict == DONE:
                     done += 1
-                    tidy_result(step.folder)
                     self.screen.say(f"{title}: unchanged, skipped")
                     self._gate(step)
                     continue

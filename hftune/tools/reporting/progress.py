@@ -152,7 +152,7 @@ def _line(raw: bytes) -> Line | None:
     if len(raw) > _LONGEST:
         return None
     with suppress(ManifestError, ArithmeticError, LookupError, ValueError):
-        read = parse_json(raw, PROGRESS, finite=False)
+        read = parse_json(raw, PROGRESS)
         # Of each line the same text, not one of its own.
         found = {sys.intern(name): value for name, value in read.items() if isinstance(value, int | float)}
         if math.isfinite(found["time"]):

@@ -233,7 +233,7 @@ def _lines(file: Path, limit: int = LARGE) -> Iterator[dict[str, Any]]:
     if file.is_file():
         for line in read_bytes(file, limit=limit).splitlines():
             with suppress(ManifestError):
-                yield parse_json(line, str(file), finite=False)
+                yield parse_json(line, str(file))
 
 
 def _first_and_last(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -247,4 +247,4 @@ def _json(file: Path, limit: int) -> Any:
     if not file.is_file():
         return None
     # Models write NaN and halves of surrogate pairs; a report shows what there is.
-    return read_json(file, limit=limit, kind=None, finite=False, fix="delete it")
+    return read_json(file, limit=limit, kind=None, fix="delete it")

@@ -209,7 +209,7 @@ def read_evaluation(folder: str | Path) -> dict[str, Any]:
     Raises:
         ManifestError: It is not there, or damaged.
     """
-    found: dict[str, Any] = read_json(Path(folder) / RESULTS, limit=LARGE, finite=False)
+    found: dict[str, Any] = read_json(Path(folder) / RESULTS, limit=LARGE)
     return found
 
 

@@ -30,8 +30,7 @@ class Command:
         changing: Files of the result that differ from run to run: times, random names.
         into: A folder that is there before, into which the command writes.
         owned: The files that it writes there.
-        text: Of the file `{room}/pipeline.yaml`; `{rate}` is one number, or another for the earlier result.
-        share: Of a run that takes seconds, at which calls faults are tried (`one_of_each`); None: at all.
+        sampled: Whether faults are tried at one call of each kind (`one_of_each`), of a run that takes seconds.
         aside: Hidden folders next to the target, in which the command works; a fault may leave them.
         kind: What holds after a fault.
     """
@@ -42,8 +41,7 @@ class Command:
     changing: tuple[str, ...] = ("hftune.json",)
     into: Path | None = None
     owned: tuple[str, ...] = ()
-    text: str = ""
-    share: tuple[int, int] | None = None
+    sampled: bool = False
     aside: tuple[str, ...] = (".out.partial",)
     kind: type[Bench] | None = None
 
@@ -138,7 +136,7 @@ class Bench:
 
     def points(self, calls: list[tuple[str, str]]) -> list[int]:
         """At which calls a fault is tried."""
-        return [*range(1, len(calls) + 1)] if self.command.share is None else one_of_each(calls, self.command.share)
+        return one_of_each(calls) if self.command.sampled else [*range(1, len(calls) + 1)]
 
     def attempt(self, number: int, how: int, lasting: bool, start: str) -> str:
         """One fault at the N-th call; a word for what is at the target afterwards."""
@@ -147,7 +145,7 @@ class Bench:
         code, _ = self.injector.run(self.command.at(out, *self.words(start)), out.parent, number, how, lasting)
         self.check_words(code, how, number)
         state = self.judge(out, before, start)
-        assert code or state in ("new", "untouched"), f"call {number}: nothing was said\n{self.injector.said[-2000:]}"
+        assert code or state == "new", f"call {number}: nothing was said\n{self.injector.said[-2000:]}"
         self.again(out, start, state, number)
         shutil.rmtree(out.parent)
         return state
@@ -304,75 +302,15 @@ class Stage(Bench):
 CHECKPOINT = ("rename", "/out/checkpoint-1")
 
 
-class Pipeline(Bench):
-    """Several steps: what was finished stays, what is there is set aside, and the same command comes to the end."""
-
-    def arranged(self, name: str, start: str) -> Path:
-        out = super().arranged(name, start)
-        self.write(out, "1e-2" if name == "older" else "1e-3")
-        return out
-
-    def write(self, out: Path, rate: str) -> None:
-        (out.parent / "pipeline.yaml").write_text(self.command.text.replace("{out}", str(out)).replace("{rate}", rate))
-
-    def kept(self, out: Path) -> dict[str, str]:
-        """Weights of every step, and what the models said: the file has the names of folders as well."""
-        found = {str(file.relative_to(out)): digest(file) for file in sorted(out.glob("*/*.safetensors"))}
-        for file in out.glob("*/answers.json"):
-            found["answers"] = str([*json.loads(file.read_text())["answers"].values()])
-        return found
-
-    def judge(self, out: Path, before: dict[str, str], start: str) -> str:
-        self.others_untouched(out.parent, "pipeline.yaml", "out.dry_run")
-        for file in out.rglob("hftune.json"):
-            if is_complete(file.parent):
-                found = changed_files(file.parent, manifest_of(file.parent).get("files") or {}, whole=True)
-                assert not [*found], f"{file.parent.relative_to(out)} is not what its manifest says"
-        if start == OLD:
-            old = {digest(file) for file in self.older.glob("[!l]*/*") if file.is_file()}
-            assert old <= {*contents(out).values()}, "an old result is gone"
-        if self.kept(out) == self.reference:
-            return "new"
-        return "none" if not self.kept(out) else "old" if self.kept(out) == self.kept(self.older) else "interrupted"
-
-    def again(self, out: Path, start: str, state: str, number: int) -> None:
-        code, _ = self.injector.run(self.command.at(out), out.parent)
-        assert code == 0, f"after call {number}:\n{self.injector.said[-3000:]}"
-        assert self.judge(out, {}, start) in ("new", "untouched"), f"after call {number}"
-        hidden = [str(path.relative_to(out)) for path in out.rglob(".*") if path.name != WRITTEN_NAME]
-        assert not hidden, f"after call {number}: {hidden}"
-        assert names(out.parent) == ["out", "pipeline.yaml", VICTIM]
-
-
-class DryRun(Pipeline):
-    """A pipeline tried in a scratch folder: what is finished is not touched, and the scratch folder goes."""
-
-    def made(self, name: str, *more: str) -> Path:
-        out = self.arranged(name, FREE)
-        code, _ = self.injector.run(self.command.at(out)[:-1], out.parent)
-        assert code == 0, self.injector.said
-        return out
-
-    def judge(self, out: Path, before: dict[str, str], start: str) -> str:
-        self.others_untouched(out.parent, "pipeline.yaml", "out.dry_run")
-        assert contents(out) == contents(self.older), "a dry run changed something"
-        return "untouched"
-
-
 def differing(one: dict[str, str], other: dict[str, str]) -> list[str]:
     """Names of files that are not the same in both."""
     return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
-def one_of_each(calls: list[tuple[str, str]], share: tuple[int, int] = (0, 1)) -> list[int]:
-    """The first call, from 1, of each kind (write, rename, ...) on each kind of file; of these every so many-th.
-
-    Args:
-        calls: Kinds and names.
-        share: Begin with this one, and take each so many-th.
-    """
+def one_of_each(calls: list[tuple[str, str]]) -> list[int]:
+    """The first call, from 1, of each kind (write, rename, ...) on each kind of file, of kinds and names."""
     first: dict[tuple[str, str], int] = {}
     for number, (kind, name) in enumerate(calls, start=1):
         plain = re.sub(r"[0-9a-f]{8,}|tmp\w+|#\d+|\d+", "*", name)
         first.setdefault((kind, re.sub(r"[^/]+(\.\w+)$", r"*\1", plain)), number)
-    return sorted(first.values())[share[0] :: share[1]]
+    return sorted(first.values())

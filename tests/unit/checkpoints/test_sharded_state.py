@@ -85,23 +85,10 @@ def test_momentum_that_is_as_long_either_way(tmp_path: Path, muon: bool) -> None
         assert torch.equal(pieces.read(name, "momentum_buffer"), value + 100)
 
 
-def test_a_universal_checkpoint(tmp_path: Path) -> None:
-    """As `ds_to_universal` leaves it: a folder a parameter, shapes in the model's file."""
-    checkpoint = write(tmp_path, 2, 1)
-    source = checkpoint / "global_step1"
-    folder = checkpoint / "global_step1_universal"
-    for name, value in ALL.items():
-        place = folder / "zero" / name
-        place.mkdir(parents=True)
-        for key, shift in (("fp32", 0), ("exp_avg", 100), ("exp_avg_sq", 200)):
-            torch.save({"param": value + shift, "cat_dim": 0}, place / f"{key}.pt")
-        torch.save(torch.tensor(7.0), place / "step.pt")
-    torch.save({}, folder / "zero" / "optimizer_state.pt")
-    (folder / "mp_rank_00_model_states.pt").write_bytes((source / "mp_rank_00_model_states.pt").read_bytes())
-    pieces = open_engine(folder)
-    for name, value in ALL.items():
-        assert torch.equal(pieces.read(name, "exp_avg_sq", 0, 1), value.flatten()[:1] + 200)
-        assert pieces.scalars(name)["step"] == 7
+def test_a_universal_checkpoint_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "zero" / "a").mkdir(parents=True)
+    with pytest.raises(ManifestError, match="the checkpoint that it was made from"):
+        open_engine(tmp_path)
 
 
 def test_a_torch_optimizer_is_told_the_names() -> None:

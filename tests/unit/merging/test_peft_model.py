@@ -7,14 +7,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModelForCausalLM
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
 from hftune.errors import UserError
 from hftune.merging import peft_model
@@ -112,8 +111,17 @@ def test_how_bitsandbytes_is_asked() -> None:
             assert made.llm_int8_skip_modules == ["lm_head", "score"]
 
 
-@pytest.mark.parametrize(("asked", "stored"), [(None, torch.bfloat16), ("float16", torch.float16)])
-def test_what_peft_s_way_writes(asked: str | None, stored: torch.dtype, make_base: Callable, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "named", "stored"),
+    [
+        (None, {}, torch.bfloat16),
+        ("float16", {}, torch.float16),
+        (None, {"dtype": None, "torch_dtype": "torch.float64"}, torch.float64),  # as older configs have it
+    ],
+)
+def test_what_peft_s_way_writes(
+    asked: str | None, named: dict[str, Any], stored: torch.dtype, make_base: Callable, tmp_path: Path
+) -> None:
     """The base's dtype unless another is asked for, its cache on, and no scale of a reward model that it was."""
     base = make_base("llama", dtype=torch.bfloat16)
     adapter = Adapter(make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"]))
@@ -121,7 +129,8 @@ def test_what_peft_s_way_writes(asked: str | None, stored: torch.dtype, make_bas
     shutil.copytree(base, here)
     config = json.loads((base / "config.json").read_text())
     (here / "config.json").write_text(json.dumps(config | {"use_cache": False, "reward_scale": {"mean": 1.0}}))
-    asked_for = replace(plan(here, [adapter]).inputs, dtype=asked)
+    inputs = plan(here, [adapter]).inputs
+    asked_for = replace(inputs, dtype=asked, config=inputs.config | named)
     assert write_with_peft(Plan(asked_for, unsupported="a test"), tmp_path / "merged", "60KB") == 2
     found = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert found["use_cache"] is True and "reward_scale" not in found
@@ -156,30 +165,6 @@ def test_the_adapter_s_own_scale_is_written(make_base: Callable, tmp_path: Path)
     write_with_peft(plan(base, [Adapter(folder)]), tmp_path / "merged", None)
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["reward_scale"] == {"mean": 2.0}
     assert len(list((tmp_path / "merged").glob("*.safetensors"))) == 1
-
-
-@pytest.mark.parametrize("rope", [{}, {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}])
-@pytest.mark.parametrize("scores", [None, 3])
-def test_what_a_base_is_loaded_with(rope: dict[str, Any], scores: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels of a reward model, and a whole config where positions were stretched."""
-    asked: list[Any] = []
-    text = SimpleNamespace(rope_parameters=None)
-    config = SimpleNamespace(get_text_config=lambda: text)
-
-    def pretrained(auto: Any, folder: Path, **options: Any) -> Any:
-        asked.append((auto, folder, options))
-        return config
-
-    monkeypatch.setattr(peft_model, "pretrained", pretrained)
-    base = BaseFolder("base", Path("base"), None)
-    inputs: Any = SimpleNamespace(base=base, rope=rope, scores=scores, trust_remote_code=True)
-    found = peft_model._loading_options(inputs)
-    if not rope:
-        assert found == ({"num_labels": scores} if scores else {}) and asked == []
-        return
-    assert found == {"config": config} and text.rope_parameters == rope["rope_parameters"]
-    assert asked == [(AutoConfig, Path("base"), {"trust_remote_code": True})]
-    assert getattr(config, "num_labels", None) == scores
 
 
 def test_a_packed_base_whose_positions_were_stretched(make_base: Callable, tmp_path: Path) -> None:
@@ -226,100 +211,3 @@ def test_a_tied_head_gets_a_copy_before_anything_is_folded(tied: bool, said: boo
     assert peft_model._untie(model) is tied
     head, embeddings = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     assert head.data_ptr() != embeddings.data_ptr() and torch.equal(head, embeddings) is tied
-
-
-# --- with stand-ins ---
-
-
-def inputs(**given: Any) -> Any:
-    plain = {
-        "base": SimpleNamespace(folder="b"),
-        "rope": {},
-        "scores": None,
-        "trust_remote_code": False,
-    }
-    return SimpleNamespace(**plain | given)
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ({}, [("AutoModelForCausalLM", {"dtype": torch.float32})]),
-        (
-            {"head": "score", "scores": 2},
-            [("AutoModelForSequenceClassification", {"dtype": torch.float32, "num_labels": 2})],
-        ),
-        (
-            {"head": "score", "scores": 2, "quantised": {"bits": 8, "compute": "bfloat16"}},
-            [(
-                "AutoModelForSequenceClassification",
-                {"dtype": torch.bfloat16, "num_labels": 2, "quantization_config": 8, "device_map": {"": "cpu"}},
-            )],
-        ),
-    ],
-)  # fmt: skip
-def test_who_loads_a_base_and_with_what(
-    given: dict[str, Any], wanted: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Code is trusted as asked."""
-    asked: list[Any] = []
-    model = SimpleNamespace(eval=lambda: "ready")
-
-    def pretrained(auto: Any, folder: str, *, trust_remote_code: bool, **options: Any) -> Any:
-        assert folder == "b" and trust_remote_code
-        asked.append((auto.__name__, options))
-        return model
-
-    monkeypatch.setattr(peft_model, "pretrained", pretrained)
-    monkeypatch.setattr(peft_model, "_bitsandbytes", lambda how: how["bits"])
-    monkeypatch.setattr(peft_model, "keep_differentiable", lambda model: None)
-    monkeypatch.setattr(peft_model, "_rows_of_adapters", lambda model, adapters: None)
-    own = {"head": "causal_lm", "quantised": None, "growth": None, "trust_remote_code": True, "adapters": []}
-    plan: Any = SimpleNamespace(inputs=inputs(**own | given), outputs=None)
-    loaded: Any = load_base(plan, quantised=True)
-    assert loaded == "ready" and asked == wanted
-
-
-class Written(torch.nn.Linear):
-    """A model whose saving is noted."""
-
-    def __init__(self) -> None:
-        super().__init__(2, 2)
-        self.config, self.saved = SimpleNamespace(get_text_config=lambda: self.config), []  # type: ignore[var-annotated]
-
-    def get_input_embeddings(self) -> None:
-        """None, and no head."""
-
-    get_output_embeddings = get_input_embeddings
-
-    def save_pretrained(self, folder: Path, *, max_shard_size: str, save_original_format: bool) -> None:
-        assert save_original_format
-        self.saved.append((folder, max_shard_size, self.weight.dtype))
-
-
-def written(folder: Path, monkeypatch: pytest.MonkeyPatch, model: Written | None = None, **given: Any) -> Written:
-    model = model or Written()
-    monkeypatch.setattr(peft_model, "load_base", lambda plan, *, quantised: model)
-    monkeypatch.setattr(peft_model, "_adapted", lambda model, levels: model)
-    monkeypatch.setattr(peft_model, "_folded", lambda model, adapter: model)
-    own = {"base": SimpleNamespace(folder=folder, name="b"), "reward_scale": None, "levels": []}
-    own |= {"dtype": None, "config": {}, "tokenizer": folder, "growth": None, "last": None, "dequantise": False}
-    plan: Any = SimpleNamespace(inputs=inputs(**own | given), unsupported="a test")
-    assert write_with_peft(plan, folder / "merged", None) == 0
-    return model
-
-
-@pytest.mark.parametrize(
-    ("asked", "config", "stored"),
-    [
-        (None, {}, torch.float32),
-        (None, {"torch_dtype": "bfloat16"}, torch.bfloat16),
-        (None, {"dtype": "torch.float16", "torch_dtype": "bfloat16"}, torch.float16),
-        ("float64", {"dtype": "float16"}, torch.float64),
-    ],
-)
-def test_a_dtype_is_the_one_asked_for_or_the_base_s_under_either_name(
-    asked: str | None, config: dict[str, Any], stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = written(tmp_path, monkeypatch, dtype=asked, config=config)
-    assert found.saved == [(tmp_path / "merged", "5GB", stored)]

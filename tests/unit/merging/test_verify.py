@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from hftune.errors import ManifestError
 from hftune.merging import verify
@@ -151,52 +151,6 @@ def test_every_other_prompt_is_a_question_and_answers_are_the_most_likely_ones()
         assert greedy[len(ids) :] == likely[len(ids) - 1 : -1]
 
 
-@pytest.mark.parametrize(("scores", "beside"), [(None, {"w": (2, 3)}), (1, {})])
-def test_what_the_base_stores_for_others_needs_no_place(
-    scores: int | None, beside: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are no part of a language model there either; a reward model is read whole."""
-    asked: list[Any] = []
-    monkeypatch.setattr(verify, "stored_tensors", lambda folder: {"w": SimpleNamespace(shape=(2, 3))})
-    monkeypatch.setattr(verify, "reload_strictly", lambda folder, **options: asked.append((folder, options)) or "model")
-    monkeypatch.setattr(verify, "answer", lambda model, tokenizer: (model, tokenizer))
-    base = SimpleNamespace(folder="base")
-    inputs = SimpleNamespace(base=base, scores=scores, head="the head", trust_remote_code=True)
-    plan: Any = SimpleNamespace(inputs=inputs)
-    assert verify._answers(plan, Path("there"), "tokenizer") == ("model", "tokenizer")  # type: ignore[arg-type, comparison-overlap]
-    assert asked == [(Path("there"), {"head": "the head", "trust_remote_code": True, "beside": beside})]
-
-
-@pytest.mark.parametrize("quantised", [None, "how"])
-def test_a_merge_is_compared_with_what_it_was_made_of(quantised: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The merged model is loaded first, strictly; another template is a fault. QLoRA's base as training saw it."""
-    order: list[Any] = []
-    templates = {Path("merged"): "t", Path("base"): "t"}
-
-    def pretrained(auto: Any, folder: Path, **options: Any) -> Any:
-        order.append((folder.name, options))
-        return SimpleNamespace(chat_template=templates[folder])
-
-    one = Answers([torch.tensor([[1.0, 2.0]])], [[1]])
-    monkeypatch.setattr(verify, "pretrained", pretrained)
-    monkeypatch.setattr(verify, "_answers", lambda plan, folder, tokenizer: order.append("merged") or one)
-    monkeypatch.setattr(verify, "on_demand", lambda name: lambda plan, quantised: ("base + adapter", quantised))
-    far = Answers([torch.tensor([[1.0, 7.0]])], [[1]])
-    said = far if quantised else one  # what quantisation cost is no fault of the merge
-    monkeypatch.setattr(verify, "answer", lambda model, tokenizer: order.append(model) or said)
-    base = SimpleNamespace(folder=Path("base"))
-    inputs = SimpleNamespace(base=base, tokenizer=Path("base"), trust_remote_code=True, quantised=quantised)
-    plan: Any = SimpleNamespace(inputs=inputs, outputs=None)
-    found: Any = verify._compare_with_adapters(plan, Path("merged"))
-    trusted = {"trust_remote_code": True}
-    asked = [("merged", trusted), ("base", trusted)]
-    assert order == [*asked, "merged", ("base + adapter", quantised is not None)]
-    assert found["largest"] == (5.0 if quantised else 0.0)
-    templates[Path("base")] = "other"
-    with pytest.raises(ManifestError, match="another chat template"):
-        verify._compare_with_adapters(plan, Path("merged"))
-
-
 @pytest.mark.parametrize(
     ("asked", "tokenizer", "reason", "compared"),
     [
@@ -227,26 +181,3 @@ def test_what_was_rounded_to_16_bits(dtypes: list[str] | None, half: bool) -> No
     tensors = dtypes and [SimpleNamespace(dtype=dtype) for dtype in dtypes]
     plan: Any = SimpleNamespace(outputs=tensors)
     assert verify._is_half(plan) is half
-
-
-def test_what_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every kind of transformers' report that is not empty; what only the base has a place for is no fault."""
-    info = {"missing_keys": {"b", "a"}, "unexpected_keys": {"x", "kept"}, "mismatched_keys": set(), "error_msgs": []}
-    asked: list[Any] = []
-    monkeypatch.setattr(
-        verify, "pretrained", lambda *given, **options: asked.append((given, options)) or ("model", info)
-    )
-
-    def without_place(model: str, beside: dict[str, Any]) -> dict[str, str]:
-        assert model == "model"
-        return {name: f"inner.{name}" for name in beside}
-
-    monkeypatch.setattr(verify, "on_demand", lambda name: without_place)
-    with pytest.raises(ManifestError) as raised:
-        verify.reload_strictly(tmp_path, trust_remote_code=True, beside={"kept": (2,), "other": (3,)})
-    assert "{'missing_keys': ['a', 'b'], 'unexpected_keys': ['x']}" in str(raised.value)
-    options = {"output_loading_info": True, "trust_remote_code": True, "dtype": torch.float32}
-    assert asked == [((AutoModelForCausalLM, tmp_path), options)]
-    info["unexpected_keys"] = {"x", "kept"}
-    with pytest.raises(ManifestError, match="'unexpected_keys': \\['kept', 'x'\\]"):
-        verify.reload_strictly(tmp_path, trust_remote_code=True)

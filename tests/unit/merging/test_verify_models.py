@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from hftune.errors import ManifestError, UserError
 from hftune.merging import changes
+from hftune.merging import merge as merging
 from hftune.merging.verify import reload_strictly
 from tests.unit.merging.models import ATTENTION, make_adapter, merge, merged_logits, settings
 
@@ -36,6 +37,18 @@ def test_a_wrong_scale(adapter: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(UserError, match="does not say what base"):
         merge(adapter, tmp_path / "merged", verify="true")
     assert not (tmp_path / "merged").exists()
+
+
+def test_another_template(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = merging.copy_tokenizer
+
+    def copy(source: Path, target: Path) -> None:
+        copied(source, target)
+        (target / "chat_template.jinja").write_text("{{ messages }}")
+
+    monkeypatch.setattr(merging, "copy_tokenizer", copy)
+    with pytest.raises(UserError, match="another chat template"):
+        merge(adapter, tmp_path / "merged", verify="true")
 
 
 def test_a_process_reward_model(make_base: Callable, tmp_path: Path) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from hftune.errors import ArgumentError, ManifestError
-from hftune.opening.files import check_memory, open_regular, read_bytes, size_text
+from hftune.opening.files import open_regular, read_bytes, size_text
 
 
 def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
@@ -66,19 +64,6 @@ def test_files_that_say_nothing_of_their_size_are_bounded() -> None:
         pytest.skip("no /proc")
     with pytest.raises(ManifestError, match="at most 100 bytes"):
         read_bytes("/proc/self/maps", limit=100)
-
-
-def test_memory_is_there_before_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(bytes(100))
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100))
-    check_memory(file)
-    check_memory(tmp_path / "none")
-    check_memory(file, 100)
-    for size in (None, 101):
-        monkeypatch.setattr(psutil, "virtual_memory", lambda size=size: SimpleNamespace(available=100 if size else 99))
-        with pytest.raises(ManifestError, match=f"takes {size or 100} bytes of memory, of which .* are free"):
-            check_memory(file, size)
 
 
 def test_sizes_as_people_read_them() -> None:

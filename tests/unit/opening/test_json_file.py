@@ -24,9 +24,6 @@ BAD: dict[str, tuple[bytes, str, int | None]] = {
     "closed brackets": (b"[" * 100_000 + b"]" * 100_000, "brackets are nested too deeply", None),
     "digits": (b'{"a": 1' + b"0" * 100_000 + b"}", "Exceeds the limit", None),
     "below zero": (b'{"a": -1' + b"0" * 5_000 + b"}", "Exceeds the limit", None),
-    "NaN": (b'{"a": NaN}', "NaN stands where a number is needed", None),
-    "Infinity": (b'{"a": [-Infinity]}', "-Infinity stands where a number is needed", None),
-    "overflow": (b'{"a": 1e999}', "1e999 is no finite number", None),
     "twice": (b'{"a": {"b": 1, "c": 2, "b": 3}}', "the key 'b' is there twice", None),
     "list": (b"[]", r"it is a list \[...\], where an object {...} is wanted", 1),
     "text": (b'"a"', "it is a text, where", 1),
@@ -72,7 +69,7 @@ def test_other_kinds() -> None:
 
 def test_logs_may_hold_what_is_no_number(tmp_path: Path) -> None:
     """The Trainer writes a loss that is none as NaN."""
-    found = parse_json('{"a": NaN, "b": 1e999}', "x", finite=False)
+    found = parse_json('{"a": NaN, "b": 1e999}', "x")
     assert found["a"] != found["a"] and found["b"] == float("inf")
 
 
@@ -93,7 +90,7 @@ def test_text_with_half_a_character_is_refused() -> None:
         parse_json('{"a": "\ud800"}', "--flag", error=ArgumentError)
 
 
-@pytest.mark.parametrize("name", [name for name in BAD if name not in ("twice", "digits", "below zero", "overflow")])
+@pytest.mark.parametrize("name", [name for name in BAD if name not in ("twice", "digits", "below zero")])
 def test_the_fast_way_refuses_alike(name: str) -> None:
     """But for keys that are there twice, and numbers, which it reads otherwise."""
     content, _, line = BAD[name]

@@ -20,23 +20,13 @@ def write(folder: Path, name: str, content: Any) -> Path:
 @pytest.mark.parametrize(
     ("name", "content", "fault"),
     [
-        ("config.json", {"hidden_size": "64"}, "hidden_size is '64', where a whole number or a list is wanted"),
         ("config.json", {"num_hidden_layers": True}, "num_hidden_layers is True, where a whole number is wanted"),
         ("config.json", {"num_hidden_layers": -1}, "num_hidden_layers is -1"),
-        ("config.json", {"vocab_size": 1 << 40}, f"vocab_size is {1 << 40}"),
-        ("config.json", {"text_config": {"model_type": 3}}, "text_config: model_type is 3, where a text is wanted"),
-        ("config.json", {"architectures": ["A", 1]}, "architectures, at 1: is 1, where a text is wanted"),
-        ("config.json", {"reward_scale": {"mean": "0"}}, "reward_scale: mean is '0', where a number is wanted"),
+        ("config.json", {"num_hidden_layers": 1 << 40}, f"num_hidden_layers is {1 << 40}"),
         ("adapter_config.json", {"target_modules": 3}, "target_modules is 3, where a list or a text is wanted"),
-        ("adapter_config.json", {"r": 8.5}, "r is 8.5, where a whole number is wanted"),
-        ("adapter_config.json", {"rank_pattern": {"q": "4"}}, "rank_pattern: q is '4', where a whole number is wanted"),
-        ("adapter_config.json", {"alpha_pattern": {"q": []}}, "alpha_pattern: q is [], where a number"),
-        ("hftune.json", {"data": {"train": {}, "a": 3}}, "data: a is 3, where an object is wanted"),
-        ("hftune.json", {"data": {"a": {"dropped": {"long": "1"}}}}, "data: a: dropped: long is '1', where a whole"),
-        ("hftune.json", {"data": {"a": {"rows": "1"}}}, "data: a: rows is '1', where a whole number is wanted"),
-        ("hftune.json", {"inputs": {"a": []}}, "inputs: a is [], where an object is wanted"),
-        ("hftune.json", {"base": {"adapters": "a"}}, "base: adapters is 'a', where a list is wanted"),
-        ("hftune.json", {"parents": [{"folder": 1}]}, "parents, at 0:: folder is 1, where a text is wanted"),
+        ("adapter_config.json", {"lora_alpha": "8"}, "lora_alpha is '8', where a whole number or a number is wanted"),
+        ("hftune.json", {"data": []}, "data is [], where an object is wanted"),
+        ("hftune.json", {"parents": {}}, "parents is {}, where a list is wanted"),
         ("trainer_state.json", {}, "it has no global_step"),
     ],
 )
@@ -48,7 +38,7 @@ def test_a_value_of_another_kind_is_named(tmp_path: Path, name: str, content: An
 
 
 def test_absent_null_and_other_keys_pass(tmp_path: Path) -> None:
-    content = {"hidden_size": [64, 32], "num_hidden_layers": None, "mine": object.__name__, "dtype": {"text": "x"}}
+    content = {"num_hidden_layers": None, "mine": object.__name__, "dtype": {"text": "x"}}
     assert read_checked(write(tmp_path, "config.json", content)) == content
     content = {"target_modules": r".*\.q_proj", "rank_pattern": {"layers.0": 4}, "alpha_pattern": {r"\d+": 0.5}}
     assert read_checked(write(tmp_path, "adapter_config.json", content)) == content
@@ -64,11 +54,11 @@ def test_the_error_is_of_the_family_asked_for(tmp_path: Path) -> None:
 
 def test_problems_of_a_folder(tmp_path: Path) -> None:
     assert list(json_problems(tmp_path)) == []
-    write(tmp_path, "config.json", {"hidden_act": 1})
-    write(tmp_path, "tokenizer.json", {"added_tokens": [1]})
+    write(tmp_path, "config.json", {"model_type": 1})
+    write(tmp_path, "tokenizer.json", {"added_tokens": {}})
     write(tmp_path, "model.safetensors.index.json", {"weight_map": {"a": "../b.safetensors"}})
     write(tmp_path, "trainer_state.json", {})  # a state of a run: no model is loaded from it
     found = "\n".join(map(str, json_problems(tmp_path)))
     assert len(list(json_problems(tmp_path))) == 3
-    assert "hidden_act" in found and "added_tokens, at 0" in found and "no file next to it" in found
+    assert "model_type" in found and "added_tokens is" in found and "no file next to it" in found
     assert REQUIRED.keys() <= KINDS.keys()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import psutil
 import pytest
 import torch
 
@@ -180,14 +179,6 @@ def test_damaged_files(tmp_path: Path, damage: str) -> None:
     with pytest.raises(ManifestError) as problem:
         load_torch(file)
     assert str(problem.value.place) == str(file) and problem.value.fix
-
-
-def test_memory_is_asked_before_all_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.save(torch.zeros(4), tmp_path / "a.pt")
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 10}))
-    with pytest.raises(ManifestError, match="bytes of memory"):
-        load_torch(tmp_path / "a.pt")
-    assert torch.equal(load_torch(tmp_path / "a.pt", mmap=True), torch.zeros(4))
 
 
 def test_all_files_of_a_checkpoint_are_looked_at(tmp_path: Path, flag: Path) -> None:

@@ -12,16 +12,13 @@ from hftune.checkpoints.file_records import record_result
 from hftune.checkpoints.manifest import read_manifest, write_manifest
 from hftune.errors import ArgumentError
 from hftune.publishing import result_files
-from hftune.publishing.folder import make_work
-from hftune.publishing.locks import OUTPUT_LOCK, folder_lock
-from hftune.publishing.ownership import work_folder
+from hftune.publishing.locks import folder_lock
 from hftune.publishing.result_files import (
     WORK,
     begin_result,
     complete_result,
     finish_result,
     recover_result,
-    tidy_result,
 )
 
 
@@ -147,41 +144,6 @@ def test_what_a_kill_left_of_the_manifest_goes_and_nothing_else(tmp_path: Path) 
     (tmp_path / ".hftune.json.ba9876543210.partial").symlink_to("hftune.json")
     recover_result(tmp_path)
     assert {entry.name for entry in tmp_path.iterdir()} == {*mine, ".hftune.json.ba9876543210.partial"}
-
-
-def test_what_a_kill_at_the_very_end_left_goes_and_the_result_stays(tmp_path: Path) -> None:
-    result, old = tmp_path / "out", tmp_path / ".out.partial" / "replaced"
-    finished(result, weights="new")
-    (result / OUTPUT_LOCK).touch()
-    (result / "mine").write_text("mine")
-    make_work(work_folder(result))
-    finished(old, weights="old")
-    tidy_result(result)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out"]
-    assert sorted(entry.name for entry in result.iterdir()) == ["hftune.json", "mine", "weights"]
-    # The move of a result that was whole is completed.
-    fill(result, weights="newer")
-    result_files.make_ready(result / WORK)
-    tidy_result(result)
-    assert (result / "weights").read_text() == "newer" and not (result / WORK).exists()
-
-
-def test_what_is_not_hftunes_is_not_tidied(tmp_path: Path) -> None:
-    finished(tmp_path / "out", weights="new")
-    somebodys = tmp_path / ".out.partial"
-    somebodys.mkdir()
-    (somebodys / "thesis").write_text("mine")
-    tidy_result(tmp_path / "out")
-    assert (somebodys / "thesis").read_text() == "mine" and [*somebodys.iterdir()] == [somebodys / "thesis"]
-
-
-def test_a_result_that_somebody_writes_is_not_tidied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished(tmp_path, weights="old")
-    fill(tmp_path, weights="new")
-    monkeypatch.setattr("hftune.publishing.locks.OUTPUT_SECONDS", 0.0)
-    with folder_lock(tmp_path), pytest.raises(ArgumentError, match="another process is writing"):
-        tidy_result(tmp_path)
-    assert (tmp_path / WORK).is_dir()
 
 
 def test_a_result_that_a_kill_left_half_in_place_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

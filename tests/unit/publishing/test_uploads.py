@@ -37,26 +37,11 @@ def test_every_file_that_a_model_may_need_is_known_by_name(tmp_path: Path) -> No
     assert files_to_upload(tmp_path).files == sorted(NAMES)
 
 
-def test_code_that_a_config_names_and_what_it_imports(tmp_path: Path) -> None:
-    mapped = {"AutoModel": "modeling_x.X", "AutoTokenizer": ["other/repo--far.T", "tok.T"], "bad": "../up.X"}
-    (tmp_path / "config.json").write_text(json.dumps({"auto_map": mapped}))
-    # What is not there is passed by.
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["gone.T", None]}}))
-    (tmp_path / "modeling_x.py").write_text(
-        "from .inner import A\nfrom . import beneath\nimport os\nfrom torch import nn\n"
-    )
-    write(tmp_path, "tok.py", "torch.py", "os.py", "far.py", "up.py")
-    (tmp_path / "inner.py").write_text("from .modeling_x import X\n")
-    (tmp_path / "beneath.py").write_text("no python (")
-    found = [name for name in files_to_upload(tmp_path).files if name.endswith(".py")]
-    assert found == ["beneath.py", "inner.py", "modeling_x.py", "tok.py"]
-
-
-def test_an_export_is_uploaded_where_the_manifest_records_it(tmp_path: Path) -> None:
-    write(tmp_path, "m.gguf", "Modelfile", ".hidden.gguf")
+def test_an_export_and_a_models_own_code_are_uploaded_where_the_manifest_records_it(tmp_path: Path) -> None:
+    write(tmp_path, "m.gguf", "Modelfile", ".hidden.gguf", "modeling_own.py")
     (tmp_path / "hftune.json").write_text(json.dumps({"status": "complete", "written": record_written(tmp_path)}))
-    write(tmp_path, "stray.gguf")
-    assert files_to_upload(tmp_path).files == ["Modelfile", "m.gguf"]
+    write(tmp_path, "stray.gguf", "stray.py")
+    assert files_to_upload(tmp_path).files == ["Modelfile", "m.gguf", "modeling_own.py"]
 
 
 class Api:
@@ -119,11 +104,10 @@ def test_whose_commit_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert options["commit_message"].startswith("with ") and secret not in options["commit_message"]
 
 
-@pytest.mark.parametrize("name", ["vocab.json", "chat_template.jinja", "NOTICE.md", "vocab.txt", "own.py", "LICENSE"])
+@pytest.mark.parametrize("name", ["vocab.json", "chat_template.jinja", "NOTICE.md", "vocab.txt", "LICENSE"])
 def test_every_kind_of_text_is_searched(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to a size; weights are not."""
     write(tmp_path, "model.safetensors")
-    (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "own.Model"}}')
     secret = "# hf_" + "a1B2" * 9
     monkeypatch.setenv("HF_TOKEN", secret[2:])
     (tmp_path / name).write_text(secret)

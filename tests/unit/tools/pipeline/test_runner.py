@@ -22,7 +22,6 @@ from rich.console import Console
 
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, Preempted
-from hftune.publishing.folder import make_work
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline import runner as runner_module
 from hftune.tools.pipeline.runner import Choice, Runner, Screen, StageFailed, command_of, shown
@@ -120,12 +119,6 @@ def test_what_is_trained_is_trained_again_only_when_asked(bench: Bench) -> None:
     bench.lr = "4e-3"
     with pytest.raises(ArgumentError, match="learning_rate was 3e-3, is 4e-3"):
         bench.run()
-
-
-def test_what_a_kill_left_at_a_finished_step_goes(bench: Bench) -> None:
-    bench.run()
-    work = make_work(bench.folder / "out" / ".sft-merged.partial")
-    assert bench.run() == [] and not work.exists()
 
 
 def test_answers_are_asked_last_and_again_if_they_may_be_others(bench: Bench) -> None:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -101,7 +102,7 @@ class Watchdog:
             if _can_dump():  # runs in a thread of the system's: also where this one cannot
                 faulthandler.dump_traceback_later(self.timeout + _FROZEN, exit=True, file=terminal.error_descriptor())
             try:
-                verdict = self._turn()
+                verdict = self._turn_in_time()
             except (dist.DistError, OSError):
                 # The server is gone, and with it rank 0; where the run is over, this process is about to know.
                 if self.done.wait(ANSWERS_WITHIN):
@@ -114,6 +115,26 @@ class Watchdog:
         if self.store is not None and verdict is None:
             with suppress(dist.DistError, OSError):
                 self._leave()
+
+    def _turn_in_time(self) -> Verdict | None:
+        """`_turn` in a thread of its own: where the store's machine is cut off, no call into it returns (torch 2.13).
+
+        Raises:
+            TimeoutError: It has not come back, also a moment after this whole process has stood still.
+        """
+        found = Future[Verdict | None]()
+
+        def work() -> None:
+            try:
+                found.set_result(self._turn())
+            except BaseException as error:
+                found.set_exception(error)
+
+        threading.Thread(target=work, name="hftune report", daemon=True).start()
+        try:
+            return found.result(MACHINE_GONE)
+        except TimeoutError:
+            return found.result(ANSWERS_WITHIN)
 
     def _turn(self) -> Verdict | None:
         phase, now = phases.now(), time.monotonic()

@@ -268,6 +268,19 @@ def ways_out(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import subprocess as sp",
+        "def f():\n    from subprocess import Popen as P",
+        "import os\nos.system('x')",
+        "from os import execv",
+    ],
+)
+def test_the_search_finds(source: str) -> None:
+    assert MAY_START.search(source) and ways_out(source)
+
+
 def test_everything_is_started_by_the_one_file() -> None:
     """Also, no command has `sys.executable` without -P: `child_processes.python` makes them."""
     files = [*(ROOT / "hftune").rglob("*.py"), *(ROOT / "examples").rglob("*.py"), *ROOT.glob("*.py")]

@@ -77,15 +77,18 @@ def find_twins(exact: np.ndarray, sizes: np.ndarray, signatures: np.ndarray) -> 
     twins = first[inverse].astype(np.int64)
     twins[(exact == 0) | (twins == np.arange(len(exact)))] = -1
     similarity = np.where(twins < 0, 0.0, 1.0).astype(np.float32)
-    compared = np.flatnonzero((sizes >= _FEWEST) & (twins < 0)).tolist()
+    compared = np.flatnonzero((sizes >= _FEWEST) & (twins < 0))
     for band in range(BANDS):
         alike: dict[bytes, list[int]] = {}
-        for record in compared:
-            known = alike.setdefault(signatures[record, band * ROWS : (band + 1) * ROWS].tobytes(), [])
+        keys = np.ascontiguousarray(signatures[compared, band * ROWS : (band + 1) * ROWS]).view(f"V{4 * ROWS}")
+        for record, key in zip(compared.tolist(), keys[:, 0].tolist(), strict=True):
+            known = alike.setdefault(key, [])
             for earlier in known:
+                # They ascend: only an earlier twin than the one that is known may be the one that stays.
+                if 0 <= twins[record] <= earlier:
+                    break
                 agreed = (signatures[record] == signatures[earlier]).mean()
-                # An earlier twin than the one that is known may be the one that stays.
-                if agreed >= SIMILAR and (twins[record] < 0 or earlier < twins[record]):
+                if agreed >= SIMILAR:
                     twins[record], similarity[record] = earlier, agreed
             if len(known) < _MOST_ALIKE:
                 known.append(record)

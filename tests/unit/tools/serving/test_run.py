@@ -218,6 +218,7 @@ def test_what_is_served_is_proven_once_requests_are_taken(monkeypatch: pytest.Mo
 def test_an_interrupt_ends_the_server(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(serving, "_PATIENCE", 0.1)  # it ignores the first request
     script, said = tmp_path / "vllm", tmp_path / "pid"
     lines = ["import os, pathlib, signal, time", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"]
     lines += [f"pathlib.Path({str(said)!r}).write_text(str(os.getpid()))", "time.sleep(60)"]

@@ -12,9 +12,7 @@ from hftune.data.formats import Unread, added
 from hftune.data.turn_tokens import FLAG, turn_tokens_in
 from hftune.errors import DataError, UserError
 
-_IF_ANY = frozenset(
-    ("bordered", "borders", "columns", "cut", "packing", "rewritten", "rewritten_rows", "shortest_dropped", "unread")
-)
+_IF_ANY = frozenset(("bordered", "borders", "columns", "cut", "packing", "rewritten", "rewritten_rows", "unread"))
 
 
 @dataclass
@@ -46,8 +44,6 @@ class Counts:
     """Those of `--columns`, in the data's words, that a record has."""
     unread: Unread = field(default_factory=dict)
     """What records hold that is not read."""
-    shortest_dropped: int = 0
-    """Tokens of the shortest record that was dropped for its length; 0 where none is known."""
 
     def drop(self, reason: str, example: UserError | None = None) -> None:
         """Count one record as dropped."""
@@ -55,10 +51,6 @@ class Counts:
         if example is not None:
             # The first one is enough to find the fault; a list would grow with the data.
             self.examples.setdefault(reason, f"{example.place}: {example.cause}")
-
-    def note_dropped_length(self, tokens: int) -> None:
-        """Remember the length of a record that was dropped for it, if it is the shortest."""
-        self.shortest_dropped = min(self.shortest_dropped or tokens, tokens)
 
     def note_cut(self, **parts: bool) -> None:
         """Count one record as truncated if any of its parts, by their names, has lost something."""
@@ -89,7 +81,6 @@ class Counts:
         self.examples = other.examples | self.examples
         self.columns = sorted({*self.columns, *other.columns})
         self.unread = added(self.unread, other.unread)
-        self.shortest_dropped = min(filter(None, (self.shortest_dropped, other.shortest_dropped)), default=0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the manifest and the cache; packing and turn borders only where there are some."""
@@ -138,7 +129,7 @@ def all_dropped(counts: Counts, flag: str, source: str = "") -> DataError:
     reasons = ", ".join(f"{number} x {reason}" for reason, number in counts.dropped.items()) or "there were none"
     held_out = "held-out " if source.startswith("--validation_file_dir") else ""
     cause = f"all {counts.rows} {held_out}records were dropped: {reasons}"
-    # Only records that could not be read have an example; those that were too long have a length to propose.
+    # Only records that could not be read have an example.
     if counts.dropped and counts.dropped.keys() == counts.examples.keys():  # no length would have saved them
         first = next(iter(counts.examples.values()))
         return DataError(
@@ -146,8 +137,7 @@ def all_dropped(counts: Counts, flag: str, source: str = "") -> DataError:
             place=source or "the data",
             fix="Bring such records into a form that is read; `hftune preview` shows what becomes of them.",
         )
-    least = f": the shortest of these records needs {flag} {counts.shortest_dropped}" if counts.shortest_dropped else ""
-    return DataError(cause, place=f"{source}, {flag}" if source else flag, fix=f"Give a larger {flag}{least}.")
+    return DataError(cause, place=f"{source}, {flag}" if source else flag, fix=f"Give a larger {flag}.")
 
 
 FIX = "shorten the record or take it out, or give a model with a longer context"

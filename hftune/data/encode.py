@@ -166,7 +166,6 @@ class ChatEncoder(Encoder):
     def encode(self, parsed: list[list[SpannedText]], counts: Counts) -> dict[str, list[Any]]:
         """Ids and labels of the first `max_length` tokens."""
         columns: dict[str, list[Any]] = {field: [] for field in self.schema.names}
-        dropped: list[str] = []
         encodings = iter(self.encodings([one.text for rows in parsed for one in rows]))
         for rows in parsed:
             counts.note_texts([one.text for one in rows])
@@ -181,7 +180,6 @@ class ChatEncoder(Encoder):
                     columns[name].append(value)
                 used += 1
             if not used:
-                dropped.append(rows[0].text)
                 counts.drop("no trained token within max_length")
                 continue
             counts.used += 1
@@ -189,11 +187,6 @@ class ChatEncoder(Encoder):
             if len(rows) > 1:
                 counts.rewritten += 1
                 counts.rewritten_rows += used
-        if not counts.used:
-            # Only the message for data of which nothing is left says how long records are: a record that is dropped
-            # among others is not tokenised whole for it.
-            for text in dropped:
-                counts.note_dropped_length(len(self.tokenizer(text, add_special_tokens=False)["input_ids"]))
         return columns
 
     def _row(self, one: SpannedText, encoding: AnyEncoding, counts: Counts) -> dict[str, Any] | None:

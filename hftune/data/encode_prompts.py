@@ -101,7 +101,6 @@ class PromptEncoder(Encoder):
             counts.note_texts([text])
             if self.max_prompt_length is not None and len(ids) > self.max_prompt_length:
                 counts.drop("prompt longer than max_prompt_length")
-                counts.note_dropped_length(len(ids))
                 continue
             counts.used += 1
             counts.tokens += len(ids)

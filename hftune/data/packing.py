@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,8 @@ def packing_by_split(training_args: StageArguments, length: str) -> dict[str, Pa
     train = bool(training_args.packing)
     # Held-out records are packed as training ones are, unless asked otherwise: their losses stay comparable.
     chosen = {"train": train, "eval": train if training_args.eval_packing is None else training_args.eval_packing}
-    _notice_unused_settings(training_args, any(chosen.values()), all(chosen.values()))
+    if all(chosen.values()) and training_args.padding_free:
+        notice("--padding_free has no effect: packed rows have no padding")
     if not any(chosen.values()):
         return {}
     if getattr(training_args, length) is None:
@@ -171,17 +172,6 @@ def packing_by_split(training_args: StageArguments, length: str) -> dict[str, Pa
         getattr(training_args, "cross_document_attention", False),
     )
     return {name: packing for name, packs in chosen.items() if packs}
-
-
-def _notice_unused_settings(training_args: StageArguments, some: bool, every: bool) -> None:
-    """Tell of settings of what is not done."""
-    # A value that is the default may not have been given; only others are worth a word.
-    defaults = {field.name: field.default for field in fields(training_args)}
-    for name in ("packing_strategy", "cross_document_attention"):
-        if not some and getattr(training_args, name, None) != defaults.get(name):
-            notice(f"--{name} has no effect without --packing")
-    if every and training_args.padding_free:
-        notice("--padding_free has no effect: packed rows have no padding")
 
 
 FEATURES = Features({name: List(Value("int32")) for name in ("input_ids", "labels", "position_ids", "seq_lengths")})

@@ -21,12 +21,11 @@ MALFORMED = "malformed JSON"
 _FIX = "Fix or remove this record, or leave it out with --on_bad_record drop; each must be one JSON object."
 
 
-def parse_object(raw: bytes, hint: str = "") -> dict[str, Any]:
+def parse_object(raw: bytes) -> dict[str, Any]:
     """The JSON object in `raw`.
 
     Args:
         raw: One record, white space around it allowed.
-        hint: Before the advice, for what is malformed or no object.
 
     Raises:
         DataError: Saying what is wrong with it.
@@ -36,12 +35,12 @@ def parse_object(raw: bytes, hint: str = "") -> dict[str, Any]:
     try:
         value = loads(raw)
     except DataError as error:
-        raise DataError(error.cause, fix=error.fix or f"{hint}{_FIX}", kind=error.kind) from error
+        raise DataError(error.cause, fix=error.fix or _FIX, kind=error.kind) from error
     if type(value) is not dict:
         start = raw.strip()[:240].decode("utf-8", "replace")
         raise DataError(
             f"a record must be a JSON object, found {type(value).__name__}: {shown(start)}",
-            fix=f'{hint}Write it as {{"key": ...}}: a .jsonl file holds an object a line, a .json file a list of them.',
+            fix='Write it as {"key": ...}: a .jsonl file holds an object a line, a .json file a list of them.',
             kind="not an object",
         )
     return value

@@ -108,7 +108,7 @@ def text_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
 
 def json_line_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
     """The same of lines that hold a JSON object each."""
-    return record_chunks(file, line_records(file), partial(_parse_json, hint=_array_hint(file.name)), rows_per_chunk)
+    return record_chunks(file, line_records(file), parse_object, rows_per_chunk)
 
 
 def line_records(file: Path) -> Iterator[Record]:
@@ -124,16 +124,6 @@ def _parse_text(raw: bytes) -> dict[str, Any] | None:
     text = decode(raw)
     # Blanks beyond ASCII show only in the decoded text.
     return None if text.isspace() else {"text": text.rstrip("\r")}
-
-
-def _parse_json(raw: bytes, hint: str) -> dict[str, Any]:
-    return parse_object(raw, hint if raw.lstrip().startswith(b"[") else "")
-
-
-def _array_hint(name: str) -> str:
-    """What to do where a line opens an array: the whole file is one, most likely."""
-    kind = next((kind for kind in (".jsonl", ".ndjson") if kind in name), "")
-    return f"If the file is one JSON array, rename it to {name.replace(kind, '.json')}. " if kind else ""
 
 
 # --- lines and bytes ----------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_what_looks_suspicious_and_is_not(tmp_path: Path, line: bytes) -> None:
     assert not errors and rows[0].value == json.loads(line)
 
 
-@pytest.mark.parametrize(("line", "words"), [(b"[\n", "rename it to a.json. "), (b'{"a": "\xff"}', "iconv")])
+@pytest.mark.parametrize(("line", "words"), [(b"[1]\n", "a .json file a list of them"), (b'{"a": "\xff"}', "iconv")])
 def test_the_way_out_of_a_usual_fault(tmp_path: Path, line: bytes, words: str) -> None:
     _, errors = read(write(tmp_path, "a.jsonl", line))
     assert words in str(errors[0].fix)

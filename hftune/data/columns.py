@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hftune.data.files import Row
-from hftune.data.strict_json import from_json
-from hftune.errors import ArgumentError, DataError
+from hftune.errors import ArgumentError, DataError, shown
 
 _FLAG = "--columns"
 _FIX = "Write OURS=YOURS, such as prompt=question response=answer; in a YAML file, a dictionary."
@@ -24,27 +24,21 @@ def parse_columns(given: str | Mapping[str, Any] | None) -> dict[str, str]:
     """
     if not given:
         return {}
-    pairs = list(given.items()) if isinstance(given, Mapping) else _pairs(given.strip())
-    for ours, theirs in pairs:
-        if not isinstance(ours, str) or not isinstance(theirs, str) or not ours.strip() or not theirs.strip():
-            raise ArgumentError(f"{ours!r}: {theirs!r} names no column", place=_FLAG, fix=_FIX)
-    mapping = {ours.strip(): theirs.strip() for ours, theirs in pairs}
+    try:
+        if isinstance(given, Mapping):
+            pairs = [*given.items()]
+        elif given.lstrip().startswith("{"):
+            pairs = json.loads(given, object_pairs_hook=list)
+        else:
+            pairs = [part.split("=", 1) for part in given.replace(",", " ").split()]
+        mapping = {ours.strip(): theirs.strip() for ours, theirs in pairs}
+    except (ValueError, AttributeError) as error:
+        raise ArgumentError(f"{shown(given)} is no list of columns", place=_FLAG, fix=_FIX) from error
+    names = (mapping.keys(), {*mapping.values()})
     # A column twice would be read twice, or one of two would be lost.
-    if len(mapping) < len(pairs) or len(set(mapping.values())) < len(pairs):
-        raise ArgumentError("a column is named twice", place=_FLAG, fix=_FIX)
+    if any(len(each) < len(pairs) or "" in each for each in names):
+        raise ArgumentError(f"{shown(given)} names a column twice, or none", place=_FLAG, fix=_FIX)
     return mapping
-
-
-def _pairs(text: str) -> list[tuple[Any, Any]]:
-    if text.startswith("{"):
-        try:
-            return list(from_json(text, "the mapping", fix=_FIX).items())
-        except DataError as error:
-            raise ArgumentError(error.cause, place=_FLAG, fix=error.fix) from error
-    parts = text.replace(",", " ").split()
-    if not all("=" in part for part in parts):
-        raise ArgumentError(f"{text!r} is no list of columns", place=_FLAG, fix=_FIX)
-    return [(ours, theirs) for ours, _, theirs in (part.partition("=") for part in parts)]
 
 
 def apply_columns(row: Row, mapping: Mapping[str, str]) -> Row:

@@ -167,7 +167,6 @@ class Streams(Feature):
     def make_loader(self, run: Run) -> DataLoader[Any]:
         """Batches of a stream also carry the origins of their examples."""
         args = run.args
-        check_world(run)
         # Workers tokenise; batches are cut here, so that they are the same with any number of workers.
         run.train_dataset.loading = {
             "num_workers": args.dataloader_num_workers,
@@ -191,17 +190,6 @@ class Streams(Feature):
     def before_log(self, run: Run, logs: dict[str, float]) -> None:
         """The length of a stream is not known: its "epoch" is the share of `--max_steps`."""
         run.state.epoch = run.state.global_step / run.state.max_steps
-
-
-def check_world(run: Run) -> None:
-    """Every process, or tensor-parallel group of them, reads a share of its own."""
-    alone = run._train_batch_size * run.args.gradient_accumulation_steps * run.args.world_size
-    if run.get_total_train_batch_size(run.args) * run.args.tensor_parallel_size != alone:
-        raise ArgumentError(
-            "sequence parallel processes train the same examples, and a stream gives each its own",
-            place="--streaming",
-            fix="Tokenise ahead of the run and give --tokenized_dir, or leave the parallelism out.",
-        )
 
 
 def progress_of(run: Run) -> list[Progress]:

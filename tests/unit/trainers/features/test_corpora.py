@@ -19,7 +19,6 @@ from hftune.trainers.features.corpora import (
     LOADER_STATE_NAME,
     Streams,
     WithOrigins,
-    check_world,
     progress_of,
     read_state,
     refuse_state,
@@ -98,16 +97,6 @@ def test_the_loader(use_cpu: bool, pin: bool, monkeypatch: pytest.MonkeyPatch) -
     # Its workers are the stream's own: batches are cut from what comes back in order.
     assert dataset.loading == {"num_workers": 3, "prefetch_factor": 5, "multiprocessing_context": None}
     assert run_of(dataloader_pin_memory=False).args.dataloader_pin_memory is False
-
-
-def test_every_process_needs_a_share_of_its_own() -> None:
-    check_world(run_of(total=4))
-    check_world(run_of(total=4, world_size=2, tensor_parallel_size=2))
-    check_world(run_of(total=16, world_size=4))
-    with pytest.raises(ArgumentError, match="sequence parallel"):
-        check_world(run_of(total=4, world_size=2))
-    with pytest.raises(ArgumentError, match="sequence parallel"):
-        Streams().make_loader(run_of(total=8))
 
 
 def test_all_processes_know_a_part(monkeypatch: pytest.MonkeyPatch) -> None:

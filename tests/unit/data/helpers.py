@@ -49,7 +49,8 @@ SPECIAL = [
 SPECIAL += ["<|message|>", "<|channel|>", "<|eot_id|>", "<bos>", "<end_of_turn>", "<start_of_turn>"]
 # Templates that differ little from another one, which stays among the quick tests.
 ALIKE = re.compile(
-    r"(gemma4_v\d|nemotron_3_(super|ultra|5)|qwen3_(6|8|vl|5_nothink)|muse_glimmer|lfm2_2_5_v|qwen2_5_vl)"
+    r"(gemma4_v\d|nemotron_3_(super|ultra|5)|qwen3_(6|8|vl|5_nothink|instruct)|muse_glimmer|lfm2_(2_5|v2)|qwen2_5_vl"
+    r"|cohere2|gemma3|llama3_[12]|phi3_5|idefics3|llava_next)"
     r"|(?!deepseekv3).*_training"
 )
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"

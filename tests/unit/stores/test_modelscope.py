@@ -26,14 +26,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         monkeypatch.setenv("MODELSCOPE_HOME", str(tmp_path / "home"))
         # Read from the variables once a process.
         monkeypatch.setattr("modelscope_hub.config._default_config", None)
-        forget()
+        modelscope.download.cache_clear()
         yield found
-    forget()
-
-
-def forget() -> None:
-    """Let the client be made anew, as in a process of its own."""
-    modelscope.client.cache_clear()
     modelscope.download.cache_clear()
 
 
@@ -50,7 +44,6 @@ def test_models_and_data_sets_are_downloaded(server: Server) -> None:
 
 
 def test_a_missing_client_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    forget()
     monkeypatch.setitem(sys.modules, "modelscope_hub", None)
     with pytest.raises(ArgumentError, match="not installed") as found:
         modelscope.download("o/tiny", "model", FLAG)

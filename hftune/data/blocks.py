@@ -31,7 +31,7 @@ LOGICAL_SHARDS = 2048
 SHUFFLE_BUFFER = 100_000
 """Documents; a window's index takes 16 bytes each."""
 
-STATE_KIND, STATE_VERSION = "blocks", 2
+STATE_KIND, STATE_VERSION = "blocks", 1
 
 Example = dict[str, torch.Tensor]
 

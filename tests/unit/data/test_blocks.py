@@ -153,10 +153,12 @@ def test_other_data_or_another_order_is_refused() -> None:
     corpora = [[3] * 7, [2] * 20]
     state = json.loads(json.dumps(dataset_of(corpora).state(2)))
     dataset_of(corpora).check(state)
+    swapped = BlockDataset(sources_of(corpora)[::-1], 4, settings=Settings(seed=3, logical_shards=5, shuffle_buffer=4))
     seed = BlockDataset(sources_of(corpora), 4, settings=Settings(seed=4, logical_shards=5, shuffle_buffer=4))
     for other, words in (
         (dataset_of([[3] * 6 + [2, 1], [2] * 20]), "sources .*'documents': 7.* then, .*'documents': 8"),
         (dataset_of(corpora[:1]), "sources .*'b'.* then"),
+        (swapped, "sources {'a'.* then, {'b'"),
         (dataset_of(corpora, shares=[1, 2]), "sources .*'share': 21.* then, .*'share': 1"),
         (dataset_of(corpora, 5), "block_size 4 then, 5 now"),
         (seed, "settings .*'seed': 3.* then, .*'seed': 4"),

@@ -24,6 +24,7 @@ def parse_columns(given: str | Mapping[str, Any] | None) -> dict[str, str]:
     """
     if not given:
         return {}
+    pairs: list[Any]
     try:
         if isinstance(given, Mapping):
             pairs = [*given.items()]

@@ -23,7 +23,12 @@ def head_left_out() -> None:
     whole = heads.through_module
 
     def through_module(head: Any, hidden: torch.Tensor, *rest: Any) -> Any:
-        return whole(head, hidden, *rest) if len(hidden) else ([], 0.0)
+        found, nothing = whole(head, hidden, *rest)
+        if len(hidden) > 1:
+            return found, nothing
+        # The one token that stands for none: its gradient reaches the states, and not the head.
+        ((first, *columns),) = found
+        return [(first.detach() + 0.0 * hidden.sum(), *columns)], 0.0
 
     for module in list(sys.modules.values()):
         if getattr(module, "through_module", None) is whole:

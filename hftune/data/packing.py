@@ -7,7 +7,7 @@ first label of each is masked. The collator hands the boundaries to the attentio
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -369,7 +369,7 @@ def packed_source(part: TokenizedSource, packing: Packing, data_args: DataArgume
     return replace(part, dataset=dataset, counts=counts)
 
 
-def select_packed_rows(part: TokenizedSource, positions: np.ndarray) -> TokenizedSource:
+def select_packed_rows(part: TokenizedSource, positions: Sequence[int] | np.ndarray) -> TokenizedSource:
     """Packed rows by their positions, with what is in them counted."""
     kept, limit = select_records(part, positions), len(positions)
     assert part.counts.packing is not None, "packed before"

@@ -79,10 +79,11 @@ def find_twins(exact: np.ndarray, sizes: np.ndarray, signatures: np.ndarray) -> 
     similarity = np.where(twins < 0, 0.0, 1.0).astype(np.float32)
     compared = np.flatnonzero((sizes >= _FEWEST) & (twins < 0))
     for band in range(BANDS):
-        alike: dict[bytes, list[int]] = {}
+        # Tuples: the garbage collector leaves those of numbers alone.
+        alike: dict[bytes, tuple[int, ...]] = {}
         keys = np.ascontiguousarray(signatures[compared, band * ROWS : (band + 1) * ROWS]).view(f"V{4 * ROWS}")
         for record, key in zip(compared.tolist(), keys[:, 0].tolist(), strict=True):
-            known = alike.setdefault(key, [])
+            known = alike.get(key, ())
             for earlier in known:
                 # They ascend: only an earlier twin than the one that is known may be the one that stays.
                 if 0 <= twins[record] <= earlier:
@@ -91,7 +92,7 @@ def find_twins(exact: np.ndarray, sizes: np.ndarray, signatures: np.ndarray) -> 
                 if agreed >= SIMILAR:
                     twins[record], similarity[record] = earlier, agreed
             if len(known) < _MOST_ALIKE:
-                known.append(record)
+                alike[key] = (*known, record)
     return twins, similarity
 
 

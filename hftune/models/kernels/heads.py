@@ -115,12 +115,15 @@ class _Chunked(torch.autograd.Function):
         weight, bias = weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype)
         # 16 bits hold shares of the largest factor; one over all tokens of a batch might be too small for them.
         largest = None if factors is None else factors.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
-        found: list[Columns] = []
+        # Allocated once: small tensors between chunks would keep glibc from using the memory of the last one again.
+        found: Columns = ()
         with in_float32(hidden.device):
             for rows in chunks:
                 part = hidden[rows].detach().to(dtype)
                 columns, slope = _scored(part, weight, bias, rows, score, learns=any(wanted))
-                found.append(columns)
+                found = found or tuple(each.new_empty(len(hidden)) for each in columns)
+                for every, each in zip(found, columns, strict=True):
+                    every[rows] = each
                 if slope is not None and to_hidden is not None:
                     to_hidden[rows] = slope @ weight
                 if slope is not None and factors is not None and largest is not None:
@@ -129,10 +132,10 @@ class _Chunked(torch.autograd.Function):
                         _add_product(to_weight, slope, (part * by[:, None]).to(dtype))
                     if to_bias is not None:
                         to_bias.addmv_(slope.float().T, by)
-                del slope  # before the next chunk's logits
+                del slope, columns  # before the next chunk's logits
         ctx.gradients = (to_hidden, to_weight, to_bias)
         ctx.save_for_backward(factors, largest)
-        first, *rest = map(torch.cat, zip(*found, strict=True))
+        first, *rest = found
         ctx.mark_non_differentiable(*rest, *([] if factors is None else [first]))
         return (first, *rest) if factors is None else ((factors * first).sum(), first, *rest)
 

@@ -20,7 +20,7 @@ def main() -> None:
     from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.stage import finish_run, start_run
     from hftune.trainers.distill import DistillTrainer
-    from hftune.trainers.distillation.loading import check_tokenizers, load_teachers
+    from hftune.trainers.distillation.loading import check_tokenizers, load_teacher
 
     run = start_run("distill", arguments)  # decide what was left open, refuse what cannot work, seed
     model_args, data_args, adapter_args, training_args = run.arguments  # as decided
@@ -31,10 +31,10 @@ def main() -> None:
         ChatEncoder.from_arguments(tokenizer, training_args), data_args, training_args
     )  # read, tokenise, pack, count
 
-    teachers = load_teachers(model_args, training_args)
+    teacher = load_teacher(model_args, training_args)
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer, run.facts.build)
     model = add_adapter(model, adapter_args, training_args)
-    trainer = DistillTrainer(model, training_args, tokenizer, data, teachers)
+    trainer = DistillTrainer(model, training_args, tokenizer, data, teacher)
     finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest
 
 

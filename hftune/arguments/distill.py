@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 import trl
 
-from hftune.arguments.optimizer import split_commas
 from hftune.arguments.option import option
 from hftune.arguments.training import SFTArguments
 from hftune.errors import ArgumentError
@@ -30,10 +29,9 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
         *set(trl.DistillationConfig._VALID_DICT_FIELDS) - set(trl.SFTConfig._VALID_DICT_FIELDS),
     ]
 
-    teacher_model_name_or_path: list[str] | None = option(
+    teacher_model_name_or_path: str | None = option(
         None,
-        "Model to learn from: folder or Hub name, whole or an adapter. Several: the mixture of what they "
-        "say, see --teacher_weights. With --teacher_server_url its name there.",
+        "Model to learn from: folder or Hub name, whole or an adapter. With --teacher_server_url its name there.",
     )
     teacher_server_url: str | None = option(
         None,
@@ -45,7 +43,6 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
         "Tokens that --teacher_server_url is asked for at each place, the most likely ones; all others "
         "count as one. Left out: 20, as many as vLLM gives unless it is started with --max-logprobs.",
     )
-    teacher_weights: list[float] | None = option(None, "Share of each teacher in the mixture; left out: all alike.")
     teacher_dtype: str = option(
         "auto",
         "Dtype of a teacher's weights. auto: that in which the run computes (bf16, fp16 or float32).",
@@ -80,7 +77,6 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
     )
 
     def __post_init__(self) -> None:
-        self.teacher_model_name_or_path = split_commas(self.teacher_model_name_or_path or []) or None
         if self.teacher_load_in_4bit and self.teacher_load_in_8bit:
             raise ArgumentError(
                 "a teacher has 4 bits or 8",
@@ -97,14 +93,14 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
 
     @property
     def teachers(self) -> list[str]:
-        """Names or folders of the teachers that this run loads."""
-        return [] if self.teacher_server_url else self.teacher_model_name_or_path or []
+        """Name or folder of the teacher that this run loads; none with a server or stored targets."""
+        named = self.teacher_model_name_or_path
+        return [] if self.teacher_server_url or not named else [named]
 
     @property
     def served_teacher(self) -> str | None:
         """The teacher's name at its server; None: the only one there."""
-        named = self.teacher_model_name_or_path
-        return named[0] if named and self.teacher_server_url else None
+        return self.teacher_model_name_or_path if self.teacher_server_url else None
 
     @property
     def teacher_names(self) -> list[str]:
@@ -119,12 +115,6 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
         """What a manifest says of the teachers; of a server's weights there is no fingerprint."""
         served = bool(self.teacher_server_url)
         return [{"name": name, "fingerprint": None if served else fingerprint(name)} for name in self.teacher_names]
-
-    @property
-    def teacher_shares(self) -> list[float]:
-        """The share of each teacher, which sum to 1."""
-        weights = self.teacher_weights or [1.0] * len(self.teachers)
-        return [weight / sum(weights) for weight in weights]
 
     @property
     def share_on_policy(self) -> float:

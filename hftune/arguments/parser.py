@@ -55,6 +55,7 @@ REMOVED = {
     "init_new_embeddings": "rows of new tokens begin as the mean of the old ones, as transformers makes them",
     "layers_to_transform": "--target_regex adapts some layers: 'model[.]layers[.](20|21)[.].*'",
     "gguf_file": "make weights: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(NEW)",
+    "teacher_weights": "one teacher is learnt from",
     "keep": "`hftune data check` leaves out what --drop names, and nothing else",
     "ancestors": "name the files that `hftune lineage FOLDER` lists before the others: `duplicate` finds them",
     "shared_token_weight": _GOLD,

@@ -17,7 +17,7 @@ from hftune.models.vocabulary import token_rows
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers
 from hftune.trainers.distillation.taught_loss import TaughtLoss
 from hftune.trainers.distillation.teacher_server import teacher_server
-from hftune.trainers.distillation.teachers import ServerTeacher, StoredTeacher, Teachers
+from hftune.trainers.distillation.teachers import LoadedTeacher, ServerTeacher, StoredTeacher
 from hftune.trainers.features.answers import PartSeconds
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.token_loss import TokenLoss
@@ -47,8 +47,7 @@ class DistillTrainer(TokenTrainer, TokenRows):
     """TRL's trainer on records that hftune has tokenised and masked, as those of SFT.
 
     Args:
-        teachers: Frozen, in evaluation mode; what they say is mixed by `args.teacher_shares`. None with
-            `args.teacher_targets` or `args.teacher_server_url`.
+        teacher: Frozen, in evaluation mode. None with `args.teacher_targets` or `args.teacher_server_url`.
     """
 
     extra_columns = ("loss_weights", TEACHER_ROWS)
@@ -59,17 +58,18 @@ class DistillTrainer(TokenTrainer, TokenRows):
         args: DistillArguments,
         tokenizer: PreTrainedTokenizerBase,
         data: Splits,
-        teachers: list[PreTrainedModel],
+        teacher: PreTrainedModel | None,
         **kwargs: Any,
     ) -> None:
         stored = args.teacher_targets
-        self.teachers: Teachers | StoredTeacher | ServerTeacher
+        self.teachers: LoadedTeacher | StoredTeacher | ServerTeacher
         if args.teacher_server_url:
             self.teachers = ServerTeacher(teacher_server(args))
         elif stored:
             self.teachers = StoredTeacher(stored)
         else:
-            self.teachers = Teachers(teachers, args.teacher_shares, token_rows(tokenizer))
+            assert teacher is not None, "preflight asks for one"
+            self.teachers = LoadedTeacher(teacher, token_rows(tokenizer))
         super().__init__(
             model=model,
             args=args,

@@ -47,7 +47,7 @@ def _chat(**given: Any) -> Iterator[UserError]:
 
 
 def _teach(name: str) -> Iterator[UserError]:
-    return check_teaching(DistillArguments(teacher_model_name_or_path=[name], output_dir="out", use_cpu=True))
+    return check_teaching(DistillArguments(teacher_model_name_or_path=name, output_dir="out", use_cpu=True))
 
 
 LANGUAGE: dict[str, Callable[[str], Iterator[UserError]]] = {

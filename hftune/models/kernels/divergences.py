@@ -1,8 +1,7 @@
-"""Divergences of a student from its teachers over some tokens' vocabulary, and the loss that minimises them."""
+"""Divergences of a student from its teacher over some tokens' vocabulary, and the loss that minimises them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -41,38 +40,6 @@ class Divergence:
 
 
 @dataclass(frozen=True)
-class MixedTeachers:
-    """Several teachers, as the one distribution that is the mean of theirs.
-
-    Args:
-        teachers: Each of the same tokens.
-        weights: Theirs; the sum is 1.
-    """
-
-    teachers: Sequence[TeacherStates]
-    weights: Sequence[float]
-
-    @property
-    def heads(self) -> tuple[torch.nn.Module, ...]:
-        """As `TeacherStates.heads`."""
-        return tuple(each.head for each in self.teachers)
-
-    def at(self, rows: slice, widest: int, temperature: float) -> torch.Tensor:
-        """As `TeacherStates.at`; over the tokens that all of them know."""
-        # At temperature 1 and over each one's own width: normalised again below, over what they share.
-        each = [teacher.at(rows, widest, 1.0) for teacher in self.teachers]
-        width = min(one.shape[1] for one in each)
-        total = torch.zeros_like(each[0][:, :width])
-        for one, weight in zip(each, self.weights, strict=True):
-            total.add_(tempered(one[:, :width], temperature).exp_(), alpha=weight)
-        return total.clamp_(min=torch.finfo(total.dtype).tiny).log_()
-
-    def made_up(self) -> MixedTeachers:
-        """As `TeacherStates.made_up`."""
-        return replace(self, teachers=[each.made_up() for each in self.teachers])
-
-
-@dataclass(frozen=True)
 class TopTargets:
     """The most likely tokens of a teacher; all others are one outcome more, "any other token".
 
@@ -105,7 +72,7 @@ class TopTargets:
         return replace(self, ids=ids, log_probs=torch.zeros_like(ids, dtype=torch.float32))
 
 
-Targets = TeacherStates | MixedTeachers | TopTargets
+Targets = TeacherStates | TopTargets
 """What a teacher says of some tokens, however it is known."""
 
 

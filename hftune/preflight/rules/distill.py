@@ -26,19 +26,10 @@ def check_distillation(facts: Facts[DistillArguments]) -> Iterator[UserError]:
 
 
 def check_teachers(args: DistillArguments) -> Iterator[UserError]:
-    """Problems of how teachers are named, asked and weighed."""
+    """Problems of how a teacher is named and asked."""
     yield from refused("teachers", args)
     if args.teacher_server_url:
         yield from raised(split_address, args.teacher_server_url, SERVER)
-        if len(args.teacher_model_name_or_path or []) > 1:
-            yield ArgumentError("a server is asked as one teacher", place=f"{SERVER}, {FLAG}", fix="name one")
-    weights = args.teacher_weights
-    if weights and len(weights) != len(args.teachers):
-        yield ArgumentError(
-            f"{len(weights)} weights for {len(args.teachers)} teachers", place="--teacher_weights", fix="one for each"
-        )
-    elif weights and not sum(weights) > 0:
-        yield ArgumentError("all teachers have weight 0", place="--teacher_weights", fix="give one a weight above 0")
 
 
 def _check_targets(facts: Facts[DistillArguments]) -> Iterator[UserError]:

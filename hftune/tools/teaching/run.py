@@ -127,7 +127,6 @@ def _plan(
         "teacher": {
             "names": args.teacher_names,
             "fingerprints": [one["fingerprint"] for one in args.recorded_teachers],
-            "shares": args.teacher_shares,
             "dtype": teacher.dtype,
         },
         "data": xxhash.xxh3_128(work.hashes.tobytes()).hexdigest(),

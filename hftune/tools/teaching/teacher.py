@@ -19,27 +19,27 @@ from hftune.models.kernels.divergences import TopTargets
 from hftune.models.kernels.heads import CHUNK_BYTES, add_answer_head
 from hftune.models.vocabulary import predicted_rows
 from hftune.tools.teaching.shards import Shard, Work
-from hftune.trainers.distillation.loading import load_teachers
+from hftune.trainers.distillation.loading import load_teacher as load_model
 from hftune.trainers.distillation.teacher_server import teacher_server
-from hftune.trainers.distillation.teachers import ServerTeacher, Teachers
+from hftune.trainers.distillation.teachers import LoadedTeacher, ServerTeacher
 from hftune.trainers.features.token_loss import next_tokens
 
 
 @dataclass
 class Teacher:
-    """What says it: models on this process's device, or a server.
+    """What says it: a model on this process's device, or a server.
 
     Attributes:
         source: As a run of distillation asks it.
-        device: Where the models are.
+        device: Where the model is.
         pad: Fills up rows; nothing attends to it.
-        vocabulary: Tokens that all of them know; of a server, which does not say it, as many as ids can be stored of.
+        vocabulary: Tokens that it knows; of a server, which does not say it, as many as ids can be stored of.
         dtype: Of the weights; quantised ones have their own.
         k: Tokens that it gives; None: as many as are asked for.
-        contexts: What each can read.
+        contexts: What it can read.
     """
 
-    source: Teachers | ServerTeacher
+    source: LoadedTeacher | ServerTeacher
     device: torch.device
     pad: int
     temperature: float
@@ -75,7 +75,7 @@ class Teacher:
         inputs = {name: batch[name].to(self.device) for name in ("input_ids", "attention_mask")}
         said = self.source.said(inputs, trained.reshape(-1).nonzero().squeeze(1).to(self.device))
         if isinstance(said, TopTargets):
-            assert isinstance(self.source, ServerTeacher), "models say all"
+            assert isinstance(self.source, ServerTeacher), "a model says all"
             if (few := int((said.ids >= 0).sum(1).min())) < shard.k:
                 fix = f"give --teacher_top_k {few}"
                 raise self.source.server.error(f"the server gives {few} of {shard.k} tokens at a place", fix)
@@ -89,7 +89,7 @@ class Teacher:
 
 
 def load_teacher(model_args: ModelArguments, args: DistillArguments, tokenizer: PreTrainedTokenizerBase) -> Teacher:
-    """The teachers that the arguments name, on this process's device.
+    """The teacher that the arguments name, on this process's device.
 
     Raises:
         ArgumentError: One cannot be loaded, or a server reads other tokens than the records have.
@@ -99,13 +99,11 @@ def load_teacher(model_args: ModelArguments, args: DistillArguments, tokenizer: 
         server = teacher_server(args, args.teacher_top_k or args.top_k)
         server.check(tokenizer)
         return Teacher(ServerTeacher(server), args.device, pad, temperature, k=server.k)
-    models = load_teachers(model_args, args)
-    for model in models:
-        add_answer_head(model)
-        if not (args.teacher_load_in_4bit or args.teacher_load_in_8bit):
-            model.to(args.device)  # transformers wraps `to` without its types
-    vocabulary = min(predicted_rows(model) for model in models)
-    dtype = " ".join(sorted({str(parameter.dtype) for model in models for parameter in model.parameters()}))
-    contexts = [Context.of(model, tokenizer) for model in models]
-    source = Teachers(models, args.teacher_shares, vocabulary)
-    return Teacher(source, models[0].device, pad, temperature, vocabulary, dtype, contexts=contexts)
+    model = load_model(model_args, args)
+    assert model is not None, "check_teaching asks for one"
+    add_answer_head(model)
+    if not (args.teacher_load_in_4bit or args.teacher_load_in_8bit):
+        model.to(args.device)  # transformers wraps `to` without its types
+    vocabulary, contexts = predicted_rows(model), [Context.of(model, tokenizer)]
+    dtype = " ".join(sorted({str(parameter.dtype) for parameter in model.parameters()}))
+    return Teacher(LoadedTeacher(model, vocabulary), model.device, pad, temperature, vocabulary, dtype, None, contexts)

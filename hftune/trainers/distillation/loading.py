@@ -32,16 +32,15 @@ SAMPLES = (
 GOLD = "name a teacher with the student's tokenizer; across tokenizers TRL distils: trl.experimental.gold (GOLD)"
 
 
-def load_teachers(model_args: ModelArguments, training_args: DistillArguments) -> list[PreTrainedModel]:
-    """The teachers, in evaluation mode and without gradients; partitioned where ZeRO-3 is.
+def load_teacher(model_args: ModelArguments, training_args: DistillArguments) -> PreTrainedModel | None:
+    """The teacher, in evaluation mode and without gradients; partitioned where ZeRO-3 is. None where none is loaded.
 
     Raises:
         ArgumentError: There is no such model, or an adapter does not fit its base.
     """
-    return [_load(name, model_args, training_args) for name in training_args.teachers]
-
-
-def _load(name: str, model_args: ModelArguments, training_args: DistillArguments) -> PreTrainedModel:
+    if not training_args.teachers:
+        return None
+    (name,) = training_args.teachers
     base, adapters = base_and_adapters(name, FLAG)
     own_args, adapter_args = teacher_arguments(base, model_args, training_args)
     training_args = copy.copy(training_args)

@@ -10,7 +10,7 @@ import torch
 from hftune.arguments.training import StageArguments
 from hftune.models.kernels.divergences import Divergence, Lesson
 from hftune.trainers.distillation.on_policy import OnPolicyAnswers
-from hftune.trainers.distillation.teachers import ServerTeacher, StoredTeacher, Teachers
+from hftune.trainers.distillation.teachers import LoadedTeacher, ServerTeacher, StoredTeacher
 from hftune.trainers.features.run import Inputs, Run
 from hftune.trainers.features.token_loss import TokenLoss
 
@@ -25,7 +25,7 @@ class TaughtLoss(TokenLoss):
 
     def __init__(
         self,
-        teachers: Teachers | StoredTeacher | ServerTeacher,
+        teachers: LoadedTeacher | StoredTeacher | ServerTeacher,
         args: StageArguments,
         drawn: OnPolicyAnswers | None = None,
     ) -> None:

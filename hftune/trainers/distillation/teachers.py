@@ -11,7 +11,7 @@ from trl.models import prepare_deepspeed
 
 from hftune.constants import TEACHER_ROWS
 from hftune.data.teacher_targets import StoredTargets
-from hftune.models.kernels.divergences import MixedTeachers, TopTargets
+from hftune.models.kernels.divergences import TopTargets
 from hftune.models.kernels.heads import TeacherStates, add_answer_head
 from hftune.trainers.distillation.on_policy import spans_of
 from hftune.trainers.distillation.teacher_server import TeacherServer
@@ -20,43 +20,35 @@ from hftune.trainers.features.run import Inputs, Run
 from hftune.trainers.features.token_loss import OF_LABELS, next_values
 
 
-class Teachers(Feature):
-    """Frozen models next to the student: on its device, partitioned by ZeRO-3 where the student is.
+class LoadedTeacher(Feature):
+    """A frozen model next to the student: on its device, partitioned by ZeRO-3 where the student is.
 
     Args:
-        models: In evaluation mode.
-        shares: Of each in the mixture of what they say.
-        vocabulary: Rows of their heads that tokens have.
+        model: In evaluation mode.
+        vocabulary: Rows of its head that tokens have.
     """
 
-    def __init__(self, models: list[PreTrainedModel], shares: list[float], vocabulary: int) -> None:
-        self.models: list[Any] = list(models)
-        self.shares, self.vocabulary = shares, vocabulary
+    def __init__(self, model: PreTrainedModel, vocabulary: int) -> None:
+        self.model: Any = model
+        self.vocabulary = vocabulary
 
     def on_built(self, run: Run) -> None:
-        """Place them where and as this run computes."""
-        for model in self.models:
-            add_answer_head(model)
-        prepared = [self._prepared(run, model) for model in self.models]
-        self.models = prepared
+        """Place it where and as this run computes."""
+        add_answer_head(self.model)
+        if run.is_deepspeed_enabled:
+            self.model = prepare_deepspeed(self.model, run.accelerator)
+        else:
+            self.model = run.accelerator.prepare_model(self.model, evaluation_mode=True)
 
-    def targets(self, run: Run, inputs: Inputs, at: torch.Tensor) -> TeacherStates | MixedTeachers:
+    def targets(self, run: Run, inputs: Inputs, at: torch.Tensor) -> TeacherStates:
         """As `said`, of the batch of the student, computed as the student is."""
         with run.accelerator.autocast():
             return self.said({name: value for name, value in inputs.items() if name not in OF_LABELS}, at)
 
     @torch.no_grad()
-    def said(self, inputs: Inputs, at: torch.Tensor) -> TeacherStates | MixedTeachers:
+    def said(self, inputs: Inputs, at: torch.Tensor) -> TeacherStates:
         """What is said of the tokens whose predictions are at places `at` (tokens,) of the flattened batch."""
-        states = [model(**inputs, answer_at=at, answer_states=True) for model in self.models]
-        said = [replace(each, vocabulary=self.vocabulary) for each in states]
-        return said[0] if len(said) == 1 else MixedTeachers(said, self.shares)
-
-    @staticmethod
-    def _prepared(run: Run, model: PreTrainedModel) -> Any:
-        if run.is_deepspeed_enabled:
-            return prepare_deepspeed(model, run.accelerator)
-        return run.accelerator.prepare_model(model, evaluation_mode=True)
+        return replace(self.model(**inputs, answer_at=at, answer_states=True), vocabulary=self.vocabulary)
 
 
 class StoredTeacher(Feature):

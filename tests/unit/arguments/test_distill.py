@@ -1,4 +1,4 @@
-"""Arguments of distillation: teachers and their shares, whose answers are trained."""
+"""Arguments of distillation: the teacher, whose answers are trained."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_whose_answers(flags: tuple[str, ...], share: float) -> None:
     assert parsed(*flags).share_on_policy == share
 
 
-def test_several_teachers() -> None:
-    args = parsed("--teacher_model_name_or_path", "a,b", "c", "--teacher_weights", "1", "2", "1")
-    assert args.teachers == ["a", "b", "c"] and args.teacher_shares == [0.25, 0.5, 0.25]
-    assert parsed("--teacher_model_name_or_path", "a", "b").teacher_shares == [0.5, 0.5]
+def test_a_teacher_and_none() -> None:
+    assert parsed("--teacher_model_name_or_path", "a").teachers == ["a"]
     assert parsed().teachers == []
+    with pytest.raises(ArgumentError, match="one teacher"):
+        parsed("--teacher_weights", "1")
 
 
 @pytest.mark.parametrize(

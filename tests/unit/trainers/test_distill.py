@@ -19,7 +19,7 @@ from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
 from hftune.trainers.distill import DistillTrainer
-from hftune.trainers.distillation.loading import load_teachers
+from hftune.trainers.distillation.loading import load_teacher
 
 
 def made(model: Path, teacher: Path, data: Path, folder: Path, *flags: str) -> DistillTrainer:
@@ -35,7 +35,7 @@ def made(model: Path, teacher: Path, data: Path, folder: Path, *flags: str) -> D
     tokenizer = load_tokenizer(model_args, training_args)
     splits: Splits = load_data(ChatEncoder.from_arguments(tokenizer, training_args), data_args, training_args)
     student = load_causal_lm(model_args, adapter_args, training_args, tokenizer, facts.build)
-    return DistillTrainer(student, training_args, tokenizer, splits, load_teachers(model_args, training_args))
+    return DistillTrainer(student, training_args, tokenizer, splits, load_teacher(model_args, training_args))
 
 
 @pytest.mark.parametrize(("beta", "flat"), [(0.0, "True"), (0.3, "False"), (1.0, "True")])
@@ -90,23 +90,6 @@ def test_it_trains_evaluates_and_saves_no_teacher(
     assert after["eval_loss"] < before and after["eval_mean_token_accuracy"] >= 0
     logged = trainer.state.log_history[0]
     assert {"loss", "entropy", "mean_token_accuracy", "num_tokens"} <= logged.keys()
-    (teacher,) = trainer.teachers.models
+    teacher = trainer.teachers.model
     assert not teacher.training and not any(one.requires_grad for one in teacher.parameters())
     assert not any("teacher" in name for name, _ in trainer.model.named_parameters())
-
-
-def test_two_teachers_are_the_mixture(tiny_model: Path, tiny_teacher: Path, tiny_data: Path, tmp_path: Path) -> None:
-    """Of a teacher that is the student with all weight nothing is learnt; with none it is as if it were not there."""
-
-    def loss(*teachers: str) -> float:
-        trainer = made(tiny_model, tiny_teacher, tiny_data, tmp_path, *teachers)
-        return trainer.compute_loss(trainer.model, trainer.data_collator([trainer.train_dataset[0]])).item()
-
-    def both(own: str, other: str) -> float:
-        names = ("--teacher_model_name_or_path", str(tiny_model), str(tiny_teacher))
-        return loss(*names, "--teacher_weights", own, other)
-
-    alone = loss()
-    assert both("1", "0") == pytest.approx(0.0, abs=1e-5)
-    assert both("0", "1") == pytest.approx(alone, abs=1e-5)
-    assert 0 < both("1", "1") < alone

@@ -178,7 +178,7 @@ def teachers(request: Request) -> Translated:
     if not adapters:
         return made(teacher_model_name_or_path=request.given["teacher_model"])
     said = "--teacher_adapters: the teacher is the adapter on the base that its own config names"
-    return made(*([said] if "teacher_model" in request.given else []), teacher_model_name_or_path=adapters)
+    return made(*([said] if "teacher_model" in request.given else []), teacher_model_name_or_path=adapters[0])
 
 
 def prompt_length(request: Request) -> Translated:

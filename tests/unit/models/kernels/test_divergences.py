@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.models.kernels.divergences import Divergence, MixedTeachers, TeacherStates, TopTargets, taught
+from hftune.models.kernels.divergences import Divergence, TeacherStates, TopTargets, taught
 from hftune.models.kernels.heads import LogitShape
 
 WORDS, TOKENS = 23, 11
@@ -199,21 +199,3 @@ def test_rows_of_the_head_that_no_token_has() -> None:
     teacher = TeacherStates(torch.tensor([[1.0, 3.0, 96.0]]).log(), torch.nn.Identity(), LogitShape(), vocabulary=2)
     for widest in (2, 3):
         assert teacher.at(slice(None), widest, 1.0).exp().tolist()[0] == pytest.approx([0.25, 0.75])
-
-
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_several_teachers_by_hand(temperature: float) -> None:
-    """0.25 * (1/4, 3/4) + 0.75 * (4/5, 1/5): the first knows two tokens alone. Roots of the odds at temperature 2."""
-    rows = [[1.0, 9.0], [16.0, 1.0, 83.0]] if temperature == 2.0 else [[1.0, 3.0], [4.0, 1.0, 5.0]]
-    each = [TeacherStates(torch.tensor([row, row]).log(), torch.nn.Identity(), LogitShape()) for row in rows]
-    for order, weights in ((each, [0.25, 0.75]), (each[::-1], [0.75, 0.25])):
-        both = MixedTeachers(order, weights)
-        assert both.heads == tuple(one.head for one in order)
-        assert both.at(slice(1, 2), 9, temperature).exp().tolist() == [pytest.approx([0.6625, 0.3375])]
-        assert both.at(slice(0, 1), 1, temperature).tolist() == [[0.0]]
-
-
-def test_where_no_teacher_has_a_chance_is_a_number() -> None:
-    far = torch.tensor([[0.0, -500.0]])
-    both = MixedTeachers([TeacherStates(far, torch.nn.Identity(), LogitShape())] * 2, [0.5, 0.5])
-    assert both.at(slice(None), 2, 1.0).isfinite().all()

@@ -11,7 +11,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 
 from hftune.models.kernels import heads as kernel
-from hftune.models.kernels.divergences import Divergence, Lesson, MixedTeachers, TeacherStates, TopTargets
+from hftune.models.kernels.divergences import Divergence, Lesson, TeacherStates, TopTargets
 from hftune.models.kernels.heads import LogitShape, add_answer_head
 from tests.table.tiny import model_class, tiny_config
 from tests.unit.models.kernels.test_divergences import expected
@@ -274,7 +274,7 @@ def test_whole_models(kind: str, tied: bool) -> None:
         torch.testing.assert_close(one.grad, of_full[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("targets", ["states", "top", "mixed"])
+@pytest.mark.parametrize("targets", ["states", "top"])
 @pytest.mark.parametrize("trained", [True, False])
 def test_no_label_is_a_loss_of_zero_with_a_gradient_of_zero(targets: str, trained: bool) -> None:
     student, teacher = tiny("llama"), tiny("gemma2", 48)
@@ -283,8 +283,6 @@ def test_no_label_is_a_loss_of_zero_with_a_gradient_of_zero(targets: str, traine
         add_answer_head(one)
     ids, none = torch.zeros(1, 4).long(), torch.zeros(0, dtype=torch.long)
     given = teacher(input_ids=ids, answer_at=none, answer_states=True)
-    if targets == "mixed":
-        given = MixedTeachers([given, given], [0.5, 0.5])
     if targets == "top":
         given = TopTargets(torch.zeros(0, 3).long(), torch.zeros(0, 3))
     found = student(

@@ -25,14 +25,11 @@ def problems(model: Path, *flags: str) -> list[UserError]:
 
 def test_a_teacher_that_fits(tiny_model: Path, tiny_teacher: Path) -> None:
     assert problems(tiny_model, TEACHER, str(tiny_teacher)) == []
-    assert problems(tiny_model, TEACHER, str(tiny_teacher), str(tiny_model), "--teacher_weights", "1", "0") == []
 
 
 @pytest.mark.parametrize(
     ("flags", "place", "says"),
     [
-        (("--teacher_weights", "1", "2"), "--teacher_weights", "2 weights for 1"),
-        (("--teacher_weights", "0"), "--teacher_weights", "weight 0"),
         (("--loss_type", "dft"), "--loss_type", "divergence"),
     ],
 )
@@ -48,7 +45,7 @@ def test_a_teacher_that_is_not_there_is_named(tiny_model: Path, tmp_path: Path) 
 
 def of_namespace(folder: Path | None, streaming: bool = False, **changes: Any) -> str:
     loaded = ("model_name_or_path", "load_in_4bit", "load_in_8bit", "model_revision")
-    own: dict[str, Any] = dict.fromkeys(f"teacher_{name}" for name in (*loaded, "weights", "server_url", "top_k"))
+    own: dict[str, Any] = dict.fromkeys(f"teacher_{name}" for name in (*loaded, "server_url", "top_k"))
     own |= {"teachers": [], "teacher_targets": folder and str(folder), "share_on_policy": 0.0, "temperature": 1.0}
     own |= {
         "packing": False,
@@ -81,4 +78,3 @@ def test_what_a_server_is_not_asked_for(tmp_path: Path) -> None:
     url = {"teacher_server_url": "http://h:8000"}
     assert of_namespace(None, **url) == of_namespace(None, **url, share_on_policy=1.0, teacher_top_k=5) == ""
     assert "no address" in of_namespace(None, teacher_server_url="h:8000")
-    assert "as one teacher" in of_namespace(None, **url, teacher_model_name_or_path=["a", "b"])

@@ -39,14 +39,15 @@ def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
         tokenizer.save_pretrained(tmp_path / name)
     (tmp_path / "none").mkdir()
 
-    def check(*teachers: str) -> None:
-        named = ["--teacher_model_name_or_path", *(str(tmp_path / one) for one in teachers)]
+    def check(teacher: str) -> None:
+        named = ["--teacher_model_name_or_path", str(tmp_path / teacher)]
         argv = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--report_to", "none"]
         model_args, *_, training_args = parse_arguments("distill", [*argv, *named])
         check_tokenizers(tiny_tokenizer(), model_args, training_args)
 
-    check("same", "none")  # a folder without one is taken to have the student's
+    check("same")
+    check("none")  # a folder without one is taken to have the student's
     with pytest.raises(ArgumentError, match="another tokenizer than the student") as found:
-        check("same", "other")
+        check("other")
     assert found.value.place == f"--teacher_model_name_or_path {tmp_path / 'other'}"
     assert "trl.experimental.gold" in str(found.value.fix)

@@ -19,7 +19,7 @@ MIXING_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp"}
 """Kinds with a state or a convolution apart from attention, or with neither: their mixers are found by structure."""
 
 ATTENTION_ARGUMENTS = {"module", "query", "key", "value", "attention_mask", "scaling", "dropout", "kwargs"}
-ATTENTION_ARGUMENTS |= {"softcap", "s_aux", "position_bias", "sliding_window"}
+ATTENTION_ARGUMENTS |= {"softcap", "s_aux", "sliding_window"}
 """What `segments_attention` does as a model's own attention does it."""
 
 OWN_MASKS = ("doge",)

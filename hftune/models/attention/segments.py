@@ -17,6 +17,7 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from hftune.errors import ArgumentError
 from hftune.models.attention.machine import varlen_parameters
 from hftune.models.attention.shared_prompts import SharedPrompts
 
@@ -52,16 +53,6 @@ class Segments:
             return None
         seen = torch.ones(length, length, dtype=torch.bool, device=self.borders.device)
         return seen.tril().triu(1 - self.window)
-
-    def dense(self, rows: int, tokens: int) -> torch.Tensor:
-        """The same as a mask of tokens by tokens: bool, (rows, 1, tokens, tokens)."""
-        lengths = self.borders.diff()
-        # Without output_size the host waits for the GPU, to learn how long the result is.
-        run = torch.repeat_interleave(lengths, output_size=rows * tokens).view(rows, 1, tokens)
-        place = torch.arange(tokens, device=lengths.device)
-        distance = place[:, None] - place[None, :]
-        near = (distance >= 0) & (distance < (self.window or tokens))
-        return (run[..., :, None] == run[..., None, :]) & near
 
     def cut_at(self, borders: torch.Tensor | None) -> Segments:
         """These runs, cut at the borders of documents that the batch came with, too."""
@@ -172,22 +163,23 @@ def segments_attention(
         (batch, tokens, heads, head size), and no weights.
 
     Raises:
-        ArgumentError: Shared prompts in a model whose mask is more than runs of tokens.
+        ArgumentError: A bias by position; shared prompts in a model whose mask is more than runs of tokens.
     """
     # Norms of queries and keys are kept in float32 on a quantised base (peft), and give float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
     softmax = _Softmax(dropout, scaling, softcap, s_aux)
+    if kwargs.get("position_bias") is not None:
+        raise ArgumentError(
+            f"{SEGMENTS} adds no bias by position", place="--attn_implementation", fix="leave the flag out"
+        )
     if isinstance(attention_mask, Segments):
         runs = attention_mask.cut_at(kwargs.get("cu_seq_lens_q"))
-        if kwargs.get("position_bias") is None:
-            return _by_runs(query, key, value, runs, softmax, shared_prompts), None
-        attention_mask = runs.dense(query.shape[0], query.shape[2])
+        return _by_runs(query, key, value, runs, softmax, shared_prompts), None
     if shared_prompts is not None:
         shared_prompts.check(())  # a dense mask knows no shared prompts: refused
     if softmax.plain:
         plain: Callable[..., tuple[torch.Tensor, None]] = AttentionInterface()["sdpa"]
         return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-    assert kwargs.get("position_bias") is None, "no model has both a bias by position and a cap or sinks"
     return softmax.of(query, key, value, attention_mask).transpose(1, 2), None
 
 
@@ -334,7 +326,7 @@ def _half(states: torch.Tensor) -> torch.Tensor:
 
 
 def _kernel_takes(query: torch.Tensor, value: torch.Tensor, kwargs: dict[str, Any]) -> bool:
-    special = any(kwargs.get(name) is not None for name in ("softcap", "s_aux", "position_bias"))
+    special = any(kwargs.get(name) is not None for name in ("softcap", "s_aux"))
     size = query.shape[-1]
     return (
         not special

@@ -83,7 +83,7 @@ def ulysses_attention(
     """
     group = sequence_parallel.active_group()
     assert cu_seq_lens_q is not None and isinstance(attention_mask, Window), "a batch of a sequence-parallel trainer"
-    assert kwargs.get("shared_prompts") is None and kwargs.get("position_bias") is None, "refused in preflight"
+    assert kwargs.get("shared_prompts") is None, "refused in preflight"
     documents = _documents(cu_seq_lens_q)
     tokens = shares(sum(documents.lengths), group.size)
     assert query.shape[2] == tokens[group.rank], "a slice of the row whose documents were given"

@@ -403,10 +403,10 @@ def add_answer_head(
     """Give a model (without an adapter around it) the arguments `answer_at` and `answer_ids`, in place.
 
     `answer_at` (tokens,) are places in the flattened (batch * length) input whose hidden state predicts a token,
-    `answer_ids` (tokens,) those tokens. Without them the model does what it did. Where an adapter prepends virtual
-    tokens, `answer_width` is the length of a row without them. `answer_factors` (tokens,), float32, ask for the loss;
-    `answer_dft` and `answer_detail` are those of `answers`. `answer_teacher`, a `Lesson`, with factors has the loss be
-    what it asks for. `answer_states` asks a teacher for its `TeacherStates` at `answer_at`, without a gradient.
+    `answer_ids` (tokens,) those tokens. Without them the model does what it did. `answer_factors` (tokens,), float32,
+    ask for the loss; `answer_dft` and `answer_detail` are those of `answers`. `answer_teacher`, a `Lesson`, with
+    factors has the loss be what it asks for. `answer_states` asks a teacher for its `TeacherStates` at `answer_at`,
+    without a gradient.
 
     Args:
         temperature: What logits are divided by.
@@ -430,7 +430,6 @@ def add_answer_head(
         answer_states: bool = False,
         **kwargs: Any,
     ) -> Any:
-        width = kwargs.pop("answer_width", None)
         if answer_at is None or (answer_ids is None and not answer_states):
             return original(*args, **kwargs)
         # A batch of this process may hold no answer. It then projects one token with factor 0, since every process has
@@ -449,8 +448,6 @@ def add_answer_head(
             else:
                 head, form = _AS_IT_IS, LogitShape(temperature=temperature)
                 hidden = original(*args, **{**kwargs, "use_cache": False}).logits
-            if width is not None:
-                hidden = hidden[:, -width:]
             picked = hidden.reshape(-1, hidden.shape[-1]).index_select(0, answer_at)
         if answer_ids is None:
             return TeacherStates(picked, head, form)

@@ -156,9 +156,6 @@ def finds_answers(run: Run, inputs: Inputs) -> bool:
         and run.compute_loss_func is None
         # Metrics of one's own read logits.
         and (run.model.training or run.compute_metrics is None)
-        # Prompt learning puts virtual tokens before the labels, so that places in the input are others than in the
-        # labels.
-        and not getattr(getattr(run.model, "active_peft_config", None), "is_prompt_learning", False)
     )
 
 

@@ -113,7 +113,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "routers": routers,
     "rewards of tokens": rewarded,
     "answers of a length": lambda: lambda: desensitised(per_token, LENGTHS, LENGTHS - 1, 0.5),
-    "a window": lambda: lambda: (RUNS.band(4), RUNS.dense(2, 6)),
+    "a window": lambda: lambda: RUNS.band(4),
     "runs": lambda: lambda: segments_mask(2, 6, 6, mask_function=causal_mask_function, device=CPU).borders,  # type: ignore[union-attr]
     "one more token": lambda: lambda: segments_mask(2, 1, 6, 5, mask_function=causal_mask_function, device=CPU),
     "attention in runs": lambda: attention(RUNS),

@@ -38,6 +38,7 @@ HOPPER = Machine(major=9, half=True, flash=frozenset({2, 3, 4}), varlen=True, fl
         ("Bloom", PADDED, "attention of its own"),
         ("Roberta", PADDED, "positions from its pad token"),
         ("Doge", PADDED, "changes the mask"),
+        ("InklingText", PADDED, "more than masks"),
         ("Inkling2Text", PADDED, "more than masks (sinks)"),
     ],
 )

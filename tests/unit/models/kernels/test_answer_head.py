@@ -76,15 +76,14 @@ def test_equals_full_logits(kind: str, head: str, dft: bool, rows: int, monkeypa
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert"])
-def test_rows_may_be_given_by_place_are_not_cached_and_may_be_shorter(model_type: str) -> None:
-    """Places count in rows without the virtual tokens that an adapter puts before each: the first 3 of 9 here."""
+def test_rows_may_be_given_by_place_and_are_not_cached(model_type: str) -> None:
     model = model_class(model_type)(tiny_config(model_type)).eval()
     ids, asked = torch.randint(5, 250, (2, 9)), []
-    log_probs = model(ids, use_cache=False).logits[:, 3:].reshape(12, -1).float().log_softmax(-1)
+    log_probs = model(ids, use_cache=False).logits.reshape(18, -1).float().log_softmax(-1)
     add_answer_head(model)
     body_of(model).register_forward_pre_hook(lambda body, args, given: asked.append(given), with_kwargs=True)
-    at = torch.tensor([0, 5, 6, 11])
-    found = model(ids, answer_at=at, answer_ids=at + 7, answer_width=6, use_cache=True).log_probs
+    at = torch.tensor([0, 5, 6, 17])
+    found = model(ids, answer_at=at, answer_ids=at + 7, use_cache=True).log_probs
     torch.testing.assert_close(found, log_probs[at, at + 7], rtol=1e-5, atol=1e-5)
     assert asked[-1]["use_cache"] is False, "nothing is generated"
 

@@ -31,7 +31,7 @@ from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.facts import resolve
 from hftune.tools.export import serving
-from hftune.trainers.distillation.loading import load_teachers
+from hftune.trainers.distillation.loading import load_teacher
 from hftune.trainers.rewards import loading
 from tests.spokes import spokes
 
@@ -125,7 +125,7 @@ def _teacher(folder: Path) -> Any:
     model_args, _, _, training_args = _arguments(
         "distill", Path("student"), "--teacher_model_name_or_path", str(folder)
     )
-    return load_teachers(model_args, training_args)
+    return load_teacher(model_args, training_args)
 
 
 def _config(folder: Path) -> Any:

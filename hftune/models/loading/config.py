@@ -65,15 +65,8 @@ def _refuse_shapeless(config: PreTrainedConfig) -> None:
         )
 
 
-def file_options(model_args: ModelArguments, name: str | None = None) -> dict[str, Any]:
-    """What `from_pretrained` of a config, a tokenizer or a model needs to find its files.
-
-    Args:
-        model_args: Revision, cache, offline.
-        name: A folder or Hub name other than the model's, where a tokenizer comes from one.
-    """
-    model = str(model_args.model_name_or_path)
-    name = name or model
+def file_options(model_args: ModelArguments) -> dict[str, Any]:
+    """What `from_pretrained` of a config, a tokenizer or a model needs to find its files: revision, cache, offline."""
     found: dict[str, Any] = {"revision": model_args.model_revision, "cache_dir": model_args.cache_dir}
     return found | ({"local_files_only": True} if model_args.offline else {})
 

@@ -50,7 +50,7 @@ def load_plain_tokenizer(
             AutoTokenizer,
             name,
             trust_remote_code=training_args.trust_remote_code,
-            **file_options(model_args, name),
+            **file_options(model_args),
         )
     except (OSError, ValueError) as error:
         flag = "--tokenizer_name_or_path" if named else "--model_name_or_path"

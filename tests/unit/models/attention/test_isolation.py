@@ -38,8 +38,8 @@ HOPPER = Machine(major=9, half=True, flash=frozenset({2, 3, 4}), varlen=True, fl
         ("Bloom", PADDED, "attention of its own"),
         ("Roberta", PADDED, "positions from its pad token"),
         ("Doge", PADDED, "changes the mask"),
-        ("InklingText", PADDED, "more than masks"),
-        ("Inkling2Text", PADDED, "more than masks (sinks)"),
+        ("InklingText", PADDED, "more than masks (position_bias)"),
+        ("Inkling2Text", PADDED, "more than masks (position_bias, sinks)"),
     ],
 )
 def test_what_keeps_documents_apart(model: str, way: str, words: str) -> None:

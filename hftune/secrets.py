@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -352,3 +353,15 @@ def spellings(value: str) -> set[str]:
     }
     written = {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
     return {value, *quoted, *written, *(line.strip() for line in value.splitlines() if len(line.strip()) >= _LONG)}
+
+
+def to_copy(env: Mapping[str, str], command: Sequence[str]) -> str:
+    """A command line to copy into a shell, with variables before it; secrets are `***`."""
+    told = {name: _quoted(value) for name, value in variables_without_secrets(env).items()}
+    words = [_quoted(word) for word in command_without_secrets(list(command))]
+    return " ".join([*(f"{name}={value}" for name, value in told.items()), *words])
+
+
+def _quoted(word: str) -> str:
+    """A word quoted for a shell; the mask of a secret stays, since it is to be replaced anyway."""
+    return word if word == MASK else shlex.quote(word)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from transformers import HfArgumentParser
+from trl import TrlParser
 
 from hftune import terminal
 from hftune.arguments.names.row import Row
@@ -76,7 +76,7 @@ REMOVED = {
 """Arguments that there were, and what stands in their place."""
 
 
-class HftuneParser(HfArgumentParser):
+class HftuneParser(TrlParser):
     """transformers' parser, with other tools' names, and errors that name the nearest argument instead of a usage page.
 
     Args:

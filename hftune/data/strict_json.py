@@ -18,7 +18,10 @@ MAX_DEPTH = 100
 MALFORMED = "malformed JSON"
 
 
-_FIX = "Fix or remove this record, or leave it out with --on_bad_record drop; each must be one JSON object."
+_FIX = (
+    "Fix or remove this record, or leave it out with --on_bad_record drop; each must be one JSON object. "
+    "If the file is one array, let its name end in .json."
+)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

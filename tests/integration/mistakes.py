@@ -118,11 +118,11 @@ def edited(pattern: str, change: Callable[[Path, re.Match[str]], None]) -> Follo
 
 
 def renamed(fix: str, words: Words, case: Path) -> Words:
-    """Rename the data file as the message says."""
-    found = re.search(r"rename it to (\S+?)\.? ", fix)
+    """Give the data file the ending that the message says."""
+    found = re.search(r"let its name end in (\.\w+)\.", fix)
     assert found, fix
-    (case / "data.jsonl").rename(case / found[1])
-    return [word.replace("data.jsonl", found[1]) for word in words]
+    (case / "data.jsonl").rename(case / f"data{found[1]}")
+    return [word.replace(".jsonl", found[1]) for word in words]
 
 
 def other_script(fix: str, words: Words, case: Path) -> Words:
@@ -271,7 +271,7 @@ MISTAKES = [
         "all answers lie behind the maximum length",
         "run_sft --max_length 4",
         ("all 20 records were dropped", "--max_length"),
-        added,
+        given("--max_length", "64", "larger --max_length"),
     ),
     # --- templates
     Mistake(
@@ -313,7 +313,7 @@ MISTAKES = [
         "more answers a step than prompts",
         f"run_rl {RL} --per_device_train_batch_size 64",
         ("20 prompts, and a batch of answers is drawn for 32",),
-        added,
+        given("--per_device_train_batch_size", "2", "lower one of them"),
     ),
     # --- methods and machines
     _checked(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -26,13 +27,16 @@ def distil(stage_run: Callable, tiny_teacher: Path) -> Callable[..., Any]:
     return started
 
 
-@pytest.mark.parametrize("kind", list(MODES))
-@pytest.mark.parametrize("method", [pytest.param("full", marks=pytest.mark.slow), "lora"])
-def test_zero2_zero3_and_one_process_train_alike(distil: Callable, method: str, kind: str) -> None:
+QUICK = (("lora", "offline", "zero2"), ("lora", "on_policy", "zero3"))
+ALL = itertools.product(("full", "lora"), MODES, ("zero2", "zero3"))
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in QUICK]
+
+
+@pytest.mark.parametrize("method, kind, mode", [*QUICK, *SLOW])
+def test_zero_and_one_process_train_alike(distil: Callable, method: str, kind: str, mode: str) -> None:
     alone = distil(method, "single", kind).losses
     assert alone[-1] < alone[0]
-    for mode in ("zero2", "zero3"):
-        assert distil(method, mode, kind).losses == pytest.approx(alone, abs=1e-4), mode
+    assert distil(method, mode, kind).losses == pytest.approx(alone, abs=1e-4)
 
 
 @pytest.mark.slow

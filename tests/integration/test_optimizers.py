@@ -18,11 +18,11 @@ from hftune.weight_files import weight_shapes
 RATE, FLOOR, STEPS, WARMUP = 1e-3, 1e-4, 4, 1
 # Clipping is off, since DeepSpeed and one process clip Muon in different places.
 OPTIMIZERS = {
-    "adamw_torch": [],
-    "adamw_8bit": [],
     "muon": ["--max_grad_norm", "0"],
 }
 MORE_OPTIMIZERS = {
+    "adamw_torch": [],
+    "adamw_8bit": [],
     "adamw_torch_fused": [],
     "sgd": ["--sgd_momentum", "0.9"],
     "rmsprop": [],
@@ -37,6 +37,7 @@ MORE_OPTIMIZERS = {
 STAGE_0_ONLY = {"adafactor": [], "adagrad": []}
 # LoRA+ on a full model's layers is nothing, so the groups of an adapter are a cell of their own.
 ADAPTER = ["--use_peft", "--lora_rank", "4", "--loraplus_lr_ratio", "16"]
+RESUMED = ("loraplus-zero2", "muon-zero3")
 LAYERS = ["--layerwise_lr_decay_bound", "0.5"]
 
 
@@ -102,7 +103,7 @@ def zero(cells: Callable, workspace: Path) -> dict[str, Any]:
     """Stage 2 and 3, with a run that stops half-way and goes on."""
     asked = with_zero(all_cells(OPTIMIZERS), 2, 3)
     saves = ["--save_strategy", "steps", "--save_steps", "2"]
-    for name in ("loraplus-zero2", "muon-zero2", "muon-zero3"):
+    for name in RESUMED:
         checkpoint = str(workspace / "optimizers" / f"zero-{name}" / "checkpoint-2")
         asked[f"{name}-resumed"] = [*asked[name], "--resume_from_checkpoint", checkpoint]
         asked[name] += saves
@@ -125,7 +126,7 @@ def test_rates_equal_the_closed_form(alone: dict, zero: dict) -> None:
             assert sorted(found["rates"][str(step)]) == pytest.approx([peak * factor for peak in peaks]), step
 
 
-@pytest.mark.parametrize("name", ["loraplus-zero2", "muon-zero2", "muon-zero3"])
+@pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_has_the_rates_and_losses_of_an_uninterrupted_one(zero: dict, name: str) -> None:
     whole, resumed = zero[name], zero[f"{name}-resumed"]
     assert resumed["losses"] == pytest.approx(whole["losses"], abs=1e-6)

@@ -6,7 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_plan_as_a_command(run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
     """For GPUs that are not here, under a DeepSpeed config, in a folder that holds a config and nothing else."""
     folder = tmp_path / "config-only"

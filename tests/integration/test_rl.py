@@ -46,11 +46,12 @@ DIGITS = "tests/integration/reward_functions.py:count_digits"
 PPO = ("--rl_algorithm", "ppo", "--num_iterations", "2", "--vf_coef", "1.0", *GREEDY, DIGITS, "--beta", "0.05")
 
 
+@pytest.mark.slow  # tests/matrix has PPO on two processes and under each ZeRO stage
 @pytest.mark.parametrize(
     "method, mode, extra",
     [
         ("full", "zero3", ()),
-        pytest.param("lora", "zero3", ("--critic", "shared"), marks=pytest.mark.slow),
+        ("lora", "zero3", ("--critic", "shared")),
     ],
 )
 def test_ppo_is_the_same_on_any_number_of_processes(
@@ -64,7 +65,8 @@ def test_ppo_is_the_same_on_any_number_of_processes(
     assert (result.folder / "critic" / "critic.safetensors").is_file()
 
 
-@pytest.mark.parametrize("mode", [pytest.param("zero2", marks=pytest.mark.slow), "zero3"])
+@pytest.mark.slow  # tests/matrix has online DPO under each ZeRO stage
+@pytest.mark.parametrize("mode", ["zero2", "zero3"])
 def test_online_dpo_on_two_processes(stage_run: Callable, mode: str) -> None:
     flags = (*GENERATION, "--rl_algorithm", "online_dpo", "--reward_funcs", DIGITS)
     result = stage_run("rl", "lora", mode, flags)

@@ -85,6 +85,7 @@ def moved_rows(model: Any, begun: Any) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_pt_with_lora_then_merge_then_sft(train: Callable, merge: Callable, tiny_model: Path, tmp_path: Path) -> None:
     lora = ("--use_peft", "--lora_rank", "4", "--learning_rate", "1e-2")
     losses = train("pt", "zero3", tiny_model, tmp_path / "pt", *ADD, *lora)

@@ -26,9 +26,10 @@ from hftune.distributed.ds_setup import remove_secrets
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice, notices
 from hftune.publishing.folder import write_page
+from hftune.secrets import to_copy
 from hftune.tools.doctor.findings import Finding, render, to_json
 from hftune.tools.doctor.machine import check_variables
-from hftune.tools.pipeline.runner import Screen, shown
+from hftune.tools.pipeline.runner import Screen
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import steps_of
 from hftune.tools.reporting.page import write_pages
@@ -186,7 +187,7 @@ def _lines_of_a_report(text: str, folder: Path, capture: pytest.CaptureFixture[s
 
 
 def _command(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
-    return shown({"A": text}, ["python", "run.py", "--name", text, f"--b={text}"])
+    return to_copy({"A": text}, ["python", "run.py", "--name", text, f"--b={text}"])
 
 
 def _screen(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
@@ -256,7 +257,7 @@ def test_a_token_given_twice_is_not_told(tmp_path: Path) -> None:
     ),
 )
 def test_a_pipeline_prints_no_variable_that_is_secret(name: str, value: str) -> None:
-    told = shown({name: value, "LANG": "C"}, ["python", "run.py", "--a", "b"])
+    told = to_copy({name: value, "LANG": "C"}, ["python", "run.py", "--a", "b"])
     assert value not in told and told.endswith("LANG=C python run.py --a b")
     assert told.startswith(f"{name}=***") or "me:***@db" in told
 

@@ -61,7 +61,7 @@ def test_a_broken_template_reads_nothing(template: str) -> None:
         ('{"enable_thinking": "False"}', "enable_thinking must be true or false, found False"),
         ('{"enable_thinking": 0}', "enable_thinking must be true or false, found 0"),
         ('{"enable_thinking": {"a": 1}}', "must be true or false"),
-        ('{"enable_thinking": NaN}', "NaN"),
+        ('{"enable_thinking": NaN}', "no value of JSON"),
         ({"enable_thinking": float("inf")}, "no value of JSON"),
         ({"enable_thinking": object()}, "no value of JSON"),
         ({1: True}, "no value of JSON"),

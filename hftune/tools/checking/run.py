@@ -6,9 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -53,7 +54,8 @@ Sources = Sequence[tuple[str, Path]]
 """Each file with the path by which it was given; files of one path are counted together."""
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     """Something about a record: `file` and `line` say where it is (line 0: the whole file), `reason` in words why."""
 
     kind: str
@@ -119,7 +121,7 @@ def _check(args: DataCheckArguments, sources: Sources, folder: Path | None) -> d
                 target = _target(folder / KEPT, name, file)
                 _write_kept(file, target, iter(part.tolist()))
                 summary["files"][str(target.relative_to(folder))] = str(file)
-        (folder / FINDINGS).write_text("".join(as_json(one._asdict()) + "\n" for one in findings), encoding="utf-8")
+        (folder / FINDINGS).write_text("".join(as_json(vars(one)) + "\n" for one in findings), encoding="utf-8")
         (folder / SUMMARY).write_text(as_json(summary, indent=1) + "\n", encoding="utf-8")
     say("\n".join(_told(summary, findings)))
     return summary

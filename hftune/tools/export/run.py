@@ -137,10 +137,19 @@ def _publish(folder: Path, args: HubArguments) -> dict[str, Any]:
     if args.card_only:
         get_logger().info("wrote %s", card)
         return {"card": str(card)}
-    about: dict[str, Any] = {"token": args.hub_token, "message": args.commit_message, "private": args.hub_private_repo}
-    done = push(folder, str(args.hub_model_id), hub=args.hub, **about)
+    done = upload(folder, args)
     get_logger().info("pushed %s to %s", folder, args.hub_model_id)
     return {"hub_model_id": args.hub_model_id, "commit": done}
+
+
+def upload(folder: Path, args: HubArguments) -> str:
+    """Upload what belongs to a model as the arguments say; returns where the commit is.
+
+    Raises:
+        ArgumentError: The Hub cannot be reached, or refuses.
+    """
+    about: dict[str, Any] = {"token": args.hub_token, "message": args.commit_message, "private": args.hub_private_repo}
+    return push(folder, str(args.hub_model_id), hub=args.hub, **about)
 
 
 def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> manifests.Manifest:

@@ -18,8 +18,9 @@ from pathlib import Path
 from hftune.arguments.raw_arguments import refuse_one_dash
 from hftune.errors import ArgumentError, raise_together
 from hftune.publishing.folder import clear_work, make_work, work_folder_locked
+from hftune.secrets import to_copy
 from hftune.tools.pipeline.checking import check_apart, check_steps, exposures
-from hftune.tools.pipeline.runner import Choice, Runner, Screen, shown
+from hftune.tools.pipeline.runner import Choice, Runner, Screen
 from hftune.tools.pipeline.spec import EVALUATE, SAMPLE, Positioned, Spec, read_spec
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, state_of
 from hftune.tools.pipeline.steps import COMMANDS, Step, output_folder, steps_of
@@ -91,7 +92,7 @@ def show_plan(steps: Sequence[Step], screen: Screen) -> None:
     again: set[str] = set()
     for number, step in enumerate(steps, start=1):
         screen.say(f"[{number}/{len(steps)}] {step.name}: {_verdict(step, again)}")
-        screen.say(f"  {shown(step.env, step.command())}")
+        screen.say(f"  {to_copy(step.env, step.command())}")
 
 
 def _verdict(step: Step, again: set[str]) -> str:

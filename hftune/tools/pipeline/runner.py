@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,7 +23,7 @@ from hftune.logging import notice
 from hftune.opening.own_file import open_own
 from hftune.publishing.disk import disk_errors
 from hftune.publishing.locks import busy_error
-from hftune.secrets import MASK, command_without_secrets, redact, variables_without_secrets
+from hftune.secrets import redact, to_copy
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline.gates import GateFailed, check_gates
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, state_of
@@ -240,7 +239,7 @@ class Runner:
         command = command_of(step)
         # Logs are appended to; an error of an earlier run must not explain this one's.
         offset = log.stat().st_size if log.is_file() else 0
-        self.screen.say(f"{title}\n  {shown(step.env, command)}\n  log: {log}")
+        self.screen.say(f"{title}\n  {to_copy(step.env, command)}\n  log: {log}")
         # Before the start, so that it skips what earlier runs left and misses nothing of this one.
         follower = Log(step.folder, skip=True)
         running = self.start(command, environment(step), log)
@@ -286,18 +285,6 @@ def command_of(step: Step) -> list[str]:
     if not step.trains:
         return step.command()
     return step.command("--resume_from_checkpoint", "none" if weights_only else "auto")
-
-
-def shown(env: Mapping[str, str], command: Sequence[str]) -> str:
-    """A command line to copy, with the variables that the pipeline sets; secrets are `***`."""
-    told = {name: _quoted(value) for name, value in variables_without_secrets(env).items()}
-    words = [_quoted(word) for word in command_without_secrets(list(command))]
-    return " ".join([*(f"{name}={value}" for name, value in told.items()), *words])
-
-
-def _quoted(word: str) -> str:
-    """A word quoted for a shell; the mask of a secret stays, since it is to be replaced anyway."""
-    return word if word == MASK else shlex.quote(word)
 
 
 def environment(step: Step) -> dict[str, str]:
@@ -357,5 +344,5 @@ def _failed(step: Step, code: int, log: Path, offset: int, seconds: float) -> St
     return StageFailed(
         "\n".join([f"{step.name} failed ({how}) after {clock(seconds)}:", *(f"    {line}" for line in lines)]),
         place=str(log),
-        fix=f"the same command resumes from here. This stage alone:\n    {shown(step.env, command_of(step))}",
+        fix=f"the same command resumes from here. This stage alone:\n    {to_copy(step.env, command_of(step))}",
     )

@@ -19,9 +19,9 @@ from hftune import child_processes, terminal
 from hftune.arguments.raw_arguments import given_in_file, given_on_command_line, take_config
 from hftune.constants import INTERRUPTED_EXIT_CODE
 from hftune.errors import ArgumentError
+from hftune.secrets import to_copy
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline.launcher import Launcher, refuse_too_many
-from hftune.tools.pipeline.runner import shown
 from hftune.tools.words import Words, number
 from hftune.visible import say
 
@@ -165,7 +165,7 @@ def _run(launcher: Launcher, script: str, argv: list[str]) -> None:
     command = launcher.wrap(child_processes.script(script), argv)
     # Ranks that something else has started would all say the same.
     if os.environ.get("RANK", "0") == "0" and not _HELP & {*argv}:
-        say(f"runs: {shown({}, command)}", file=terminal.err(), flush=True)
+        say(f"runs: {to_copy({}, command)}", file=terminal.err(), flush=True)
     run_quietly(command)
 
 

@@ -36,7 +36,7 @@ def test_nothing_to_say(tiny_model: Path) -> None:
         ([], {"train_file_dir": "tests,nowhere.jsonl#5"}, ["no file or folder nowhere.jsonl", "--train_file_dir"]),
         ([], {"train_file_dir": ".#zero"}, ["'zero' after # is not a number of records", "--train_file_dir"]),
         ([], {"train_file_dir": ".,tests", "train_dataset_prob": "1"}, ["1 weights for 2 sources"]),
-        ([], {"columns": "question"}, ["'question' is no list of columns", "--columns", "OURS=YOURS"]),
+        ([], {"columns": "question"}, ["question is no list of columns", "--columns", "OURS=YOURS"]),
         ([], {"dummy_data": "10"}, ["2 kinds of training data at once", "--train_file_dir, --dummy_data"]),
         (["--load_in_4bit"], {}, ["cannot be trained in full", "--use_peft"]),
         (["--peft_path", "nowhere"], {}, ["there is no folder nowhere", "--peft_path"]),

@@ -22,9 +22,10 @@ from rich.console import Console
 
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, Preempted
+from hftune.secrets import to_copy
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline import runner as runner_module
-from hftune.tools.pipeline.runner import Choice, Runner, Screen, StageFailed, command_of, shown
+from hftune.tools.pipeline.runner import Choice, Runner, Screen, StageFailed, command_of
 from hftune.tools.pipeline.steps import Step
 from tests.unit.tools.pipeline.files import finish, model, steps
 
@@ -346,7 +347,7 @@ def test_the_first_signal_asks_a_rank_to_save(bench: Bench, tmp_path: Path) -> N
 
 
 def test_secrets_are_not_shown() -> None:
-    told = shown({"HF_TOKEN": "abc", "A": "b c"}, ["python", "run.py", "--hub_token", "xyz", "--name", "d e"])
+    told = to_copy({"HF_TOKEN": "abc", "A": "b c"}, ["python", "run.py", "--hub_token", "xyz", "--name", "d e"])
     assert told == "HF_TOKEN=*** A='b c' python run.py --hub_token *** --name 'd e'"
 
 

@@ -42,6 +42,7 @@ def resumed_is_uninterrupted(
     assert set(first) == set(then) and all(torch.equal(first[name], then[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_lora_goes_on_under_zero3(stage_run: Callable, workspace: Path) -> None:
     resumed_is_uninterrupted(stage_run, workspace, "sft", "lora", "zero3")
 

@@ -85,7 +85,12 @@ PLANTED = {
 """Cases that each of the faults in `planted.py` turns red."""
 
 
-@pytest.mark.parametrize("fault", PLANTED)
+QUICK_FAULTS = ("head_left_out", "portions_across_epochs", "order_of_the_first_epoch")
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=() if name in QUICK_FAULTS else pytest.mark.slow) for name in PLANTED]
+)
 def test_a_planted_fault_is_seen(pairs: Pairs, fault: str) -> None:
     case = PLANTED[fault]
     assert not pairs.differences(case)

@@ -5,6 +5,7 @@ Nothing is checked, and nothing imported, where all stages are finished.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import fields
 from pathlib import Path
@@ -17,9 +18,12 @@ from hftune.arguments.parser import HftuneParser
 from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError, Preempted, UserError, raise_together
 from hftune.on_demand import on_demand
-from hftune.secrets import command_without_secrets
+from hftune.secrets import command_without_secrets, variable_says_secret
 from hftune.stores.objects import is_url
 from hftune.tools.pipeline.steps import COMMANDS, MERGE, Step
+
+_PRINTED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
+"""How the names of variables begin that DeepSpeed's launcher hands on: on a command line, which it prints."""
 
 
 def exposures(step: Step) -> Iterator[ArgumentError]:
@@ -33,6 +37,12 @@ def exposures(step: Step) -> Iterator[ArgumentError]:
                 place=step.places.get(name, step.place),
                 fix="give it in a variable of the environment (env: {NAME: ...}; for the Hub HF_TOKEN), or in a file",
             )
+    hands_on = step.launcher.kind == "deepspeed" and "hostfile" in step.launcher.options
+    for name in sorted({**os.environ, **step.env}) if hands_on else ():
+        if name.startswith(_PRINTED) and variable_says_secret(name):
+            cause = f"DeepSpeed's launcher prints {name} as it hands it to other machines"
+            fix = f"unset {name} here and set it on each machine, or launch with torchrun or srun"
+            yield ArgumentError(cause, place=step.place, fix=fix)
 
 
 def check_apart(file: Path) -> None:

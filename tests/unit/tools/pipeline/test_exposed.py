@@ -11,7 +11,7 @@ import pytest
 from hftune import child_processes, secrets
 from hftune.errors import ArgumentError
 from hftune.secrets import redact
-from hftune.tools.pipeline.checking import exposures
+from hftune.tools.pipeline.checking import _PRINTED, exposures
 from hftune.tools.pipeline.command import main
 from tests.unit.tools.pipeline.files import steps
 
@@ -115,6 +115,18 @@ def test_what_a_command_line_would_show_is_refused(
 )
 def test_what_shows_nothing_is_taken(text: str, tmp_path: Path) -> None:
     assert [problem for step in steps(tmp_path, TOP + text) for problem in exposures(step)] == []
+
+
+def test_deepspeeds_launcher_prints_what_it_hands_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.launcher.runner import EXPORT_ENVS
+
+    assert {*EXPORT_ENVS, "NCCL"} == {*_PRINTED}
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", HUSH)
+    for options, found in ((f"{{hostfile: {tmp_path}/hosts}}", 1), ("{num_gpus: 2}", 0)):
+        (step,) = steps(tmp_path, TOP + f"launcher: {{deepspeed: {options}}}\nstages:\n  sft: {{}}\n")
+        problems = [*exposures(step)]
+        assert ["prints MLFLOW_TRACKING_PASSWORD" in problem.cause for problem in problems] == [True] * found
 
 
 def test_options_of_a_launcher_and_names_of_folders(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from transformers.generation import (
 
 from hftune.compat.installing import method_replaced
 from hftune.distributed import phases, zero
+from hftune.models.kernels.fused_lora import adapters_held
 from hftune.models.recorded_decoding import RecordedPass, can_be_recorded
 
 PIECE = 1024
@@ -209,7 +210,8 @@ def decoding_together(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[Dr
     generate = model.generate
 
     def loop(model: Any, input_ids: torch.Tensor, **prepared: Any) -> torch.Tensor:
-        with ThreadPoolExecutor(1) as pool:  # without a thread until it is asked for something
+        # The pool has no thread until it is asked for something.
+        with ThreadPoolExecutor(1) as pool, adapters_held():
             return _draw(model, input_ids, dtype=dtype, drawn=drawn, pool=pool, **prepared)
 
     def draw(_: Any, *args: Any, generation_config: GenerationConfig | None = None, **kwargs: Any) -> Any:

@@ -12,7 +12,8 @@ merged, several or of another kind (DoRA) take peft's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,11 +128,44 @@ def fuse_lora(model: nn.Module) -> int:
     return found
 
 
+_held: dict[nn.Module, Projection | None] | None = None
+
+
+@contextmanager
+def adapters_held() -> Iterator[None]:
+    """In the block adapters and what is computed in stay as they are: each module is looked at once.
+
+    An answer is drawn in hundreds of passes over a few tokens each, of which looking takes a tenth.
+    """
+    global _held
+    _held = {}
+    try:
+        yield
+    finally:
+        _held = None
+
+
+def _how(module: nn.Module, x: torch.Tensor) -> Projection | None:
+    """`Projection.of`, once a block of `adapters_held`."""
+    if _held is None:
+        return Projection.of(module, x)
+    if module not in _held:
+        _held[module] = Projection.of(module, x)
+    return _held[module]
+
+
+def _is_inference(how: Projection, x: torch.Tensor) -> bool:
+    """Whether the products alone are wanted: a function with a backward pass and a block of autocast cost as much."""
+    return how.dropout is None and not (torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type))
+
+
 def _lora_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def forward(self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        how = None if args or kwargs else Projection.of(self, x)
+        how = None if args or kwargs else _how(self, x)
         if how is None or how.a is None:
             return original(self, x, *args, **kwargs)
+        if _is_inference(how, x):
+            return _shaped(_project(_flat(x, how), how, None)[0], x)
         dropped = None if how.dropout is None else how.dropout(x)
         out: torch.Tensor = _LoraLinear.apply(x, dropped, how.a, how.b, how)
         return _shaped(out, x)
@@ -142,14 +176,26 @@ def _lora_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
 def _mlp_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def forward(self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         projections = [getattr(self, name) for name in _PROJECTIONS]
-        hows = [None if args or kwargs else Projection.of(each, x) for each in projections]
+        hows = [None if args or kwargs else _how(each, x) for each in projections]
         if any(how is None or how.dropout is not None for how in hows):
             return original(self, x, *args, **kwargs)
-        factors = [factor for how in hows if how is not None for factor in (how.a, how.b)]
-        out: torch.Tensor = _GatedMLP.apply(x, *factors, *hows, _activation(self))
+        gate, up, down = (how for how in hows if how is not None)
+        act = _activation(self)
+        assert act is not None
+        if _is_inference(gate, x):
+            flat = _flat(x, gate)
+            opened = act.forward(_project(flat, gate, None)[0]).mul_(_project(flat, up, None)[0])
+            return _shaped(_project(opened, down, None)[0], x)
+        factors = [factor for how in (gate, up, down) for factor in (how.a, how.b)]
+        out: torch.Tensor = _GatedMLP.apply(x, *factors, gate, up, down, act)
         return _shaped(out, x)
 
     return forward
+
+
+def _flat(x: torch.Tensor, how: Projection) -> torch.Tensor:
+    """(tokens, in) in the dtype of the products."""
+    return x.reshape(-1, x.shape[-1]).to(how.dtype)
 
 
 def _shaped(flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -261,7 +307,7 @@ class _LoraLinear(torch.autograd.Function):
         """W x + b + scale * B A d(x), d being the dropout."""
         # Dtypes are chosen here once; autocast would cast every operand of every product again.
         with torch.autocast(x.device.type, enabled=False):
-            flat = x.reshape(-1, x.shape[-1]).to(how.dtype)
+            flat = _flat(x, how)
             inner = None if dropped is None else dropped.reshape(flat.shape).to(how.dtype)
             out, low = _project(flat, how, inner)
         ctx.save_for_backward(flat if inner is None else inner, low)
@@ -295,7 +341,7 @@ class _GatedMLP(torch.autograd.Function):
         """`rest`: A and B of gate, up and down, then their projections and the activation."""
         gate, up, down, act = rest[6:]
         with torch.autocast(x.device.type, enabled=False):
-            flat = x.reshape(-1, x.shape[-1]).to(gate.dtype)
+            flat = _flat(x, gate)
             gated, low_gate = _project(flat, gate, None)
             upped, low_up = _project(flat, up, None)
             # The product of the two is not kept: it is one multiplication away from what is.

@@ -216,8 +216,26 @@ def test_what_comes_out_may_be_changed_in_place(module: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_passes_without_gradients_give_the_same_bits(name: str) -> None:
+def test_passes_without_gradients_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = adapted(name, fused=True).eval(), torch.arange(1, 9)[None]
     wanted = model(input_ids=ids).logits.detach()
+    monkeypatch.setattr(fused_lora._LoraLinear, "apply", None)
+    monkeypatch.setattr(fused_lora._GatedMLP, "apply", None)
     with torch.no_grad():
         assert torch.equal(model(input_ids=ids).logits, wanted)
+
+
+def test_an_adapter_that_is_held_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = adapted(fused=True).eval(), torch.arange(1, 9)[None]
+    looked: list[torch.nn.Module] = []
+    of = fused_lora.Projection.of
+    monkeypatch.setattr(fused_lora.Projection, "of", lambda module, x: looked.append(module) or of(module, x))
+    with torch.no_grad():
+        wanted = model(input_ids=ids).logits
+        once = len(looked)
+        with fused_lora.adapters_held():
+            assert torch.equal(model(input_ids=ids).logits, wanted)
+            assert torch.equal(model(input_ids=ids).logits, wanted)
+        assert len(looked) == 2 * once
+        with model.disable_adapter():
+            assert not torch.equal(model(input_ids=ids).logits, wanted), "nothing is held after the block"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -19,6 +20,7 @@ from hftune.models.decoding import (
     decoding_together,
     head_in_pieces,
 )
+from hftune.models.kernels import fused_lora
 from tests.table.tiny import tiny_config
 
 EOS, PAD = 3, 0
@@ -144,6 +146,18 @@ def test_what_is_asked_for_otherwise_is_left_to_transformers(
     model = tiny("llama")
     with decoding_together(model, torch.float32):
         assert drawn(model, prompts(), config(**options)).shape[0] == 6
+
+
+def test_adapters_are_looked_at_once_for_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapted = get_peft_model(tiny("llama"), LoraConfig(target_modules="all-linear"))
+    fused_lora.fuse_lora(adapted)
+    looked: list[nn.Module] = []
+    of = fused_lora.Projection.of
+    monkeypatch.setattr(fused_lora.Projection, "of", lambda module, x: looked.append(module) or of(module, x))
+    model = adapted.get_base_model()
+    with decoding_together(model, torch.float32):
+        drawn(model, prompts(), config())
+    assert looked and len(looked) == len(set(looked))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

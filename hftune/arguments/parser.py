@@ -98,8 +98,8 @@ class HftuneParser(TrlParser):
             self.known[name].type = _json_object  # `dict` itself takes no string
         for name in self.known.keys() & set(JSON_OBJECTS):
             self.known[name].type = _json_object
-        for name, choices in choices_of(stage).items():
-            if name in self.known and self.known[name].choices is None:
+        for name, choices in choices_of(stage, self.known).items():
+            if self.known[name].choices is None:
                 self.known[name].choices = choices
         # Annotations are texts; `bool | None` is a switch as well, for which argparse wants a value.
         self.switches = {f.name for cls in self.dataclass_types for f in fields(cls) if "bool" in str(f.type)}

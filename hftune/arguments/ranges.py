@@ -8,7 +8,7 @@ out slips of the keyboard (a rank of 999999999999) that would fill the memory of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
 
@@ -167,12 +167,14 @@ JSON_OBJECTS = ("generation_kwargs", "transformers_continuous_batching_config")
 """Texts that upstream takes for an object of JSON if they begin like one."""
 
 
-def choices_of(stage: str) -> dict[str, tuple[str, ...]]:
-    """The words that arguments of a stage take, by their names (TRL 1.16, transformers 5.23, torch 2.13)."""
-    from accelerate.utils import DynamoBackend  # takes a while, and few ask for choices
+def choices_of(stage: str, names: Container[str]) -> dict[str, tuple[str, ...]]:
+    """The words that these arguments of a stage take (TRL 1.16, transformers 5.23, torch 2.13); none for others."""
+    found = _EVERYWHERE | _OF_STAGE.get(stage, {})
+    if "torch_compile_backend" in names:
+        from accelerate.utils import DynamoBackend  # brings torch, which a merge reads its arguments without
 
-    compilers = {"torch_compile_backend": tuple(one.value.lower() for one in DynamoBackend)}
-    return compilers | _EVERYWHERE | _OF_STAGE.get(stage, {})
+        found |= {"torch_compile_backend": tuple(one.value.lower() for one in DynamoBackend)}
+    return {name: choices for name, choices in found.items() if name in names}
 
 
 # Fields of the trainers below whose work hftune does itself, before the trainer sees the data, or that would train

@@ -204,7 +204,7 @@ def test_a_misfit_is_said_once() -> None:
 
 @pytest.mark.parametrize("stage", ["rl", "distill"])
 def test_caches(stage: str) -> None:
-    known = choices_of(stage)["cache_implementation"]
+    known = choices_of(stage, ["cache_implementation"])["cache_implementation"]
     for name in known:
         GenerationConfig(cache_implementation=name)
     with pytest.raises(ValueError, match="Choose one of") as raised:
@@ -222,13 +222,15 @@ def test_words_of_grpo(name: str) -> None:
     for several in re.findall(rf"\b{name} in \[(.*?)\]", code):
         found |= set(re.findall(r'"(\w+)"', several))
     older = {"True", "False"} if name == "scale_rewards" else set()
-    assert found | older == set(choices_of("rl")[name])
+    assert found | older == set(choices_of("rl", [name])[name])
 
 
 def test_modes_of_the_compiler() -> None:
-    assert set(choices_of("pt")["torch_compile_mode"]) == set(torch._inductor.list_mode_options())
+    assert set(choices_of("pt", ["torch_compile_mode"])["torch_compile_mode"]) == set(
+        torch._inductor.list_mode_options()
+    )
 
 
 def test_divergences() -> None:
-    for name in choices_of("dpo")["f_divergence_type"]:
+    for name in choices_of("dpo", ["f_divergence_type"])["f_divergence_type"]:
         assert scores(torch.zeros(2), name, 0.5).shape == (2,)

@@ -163,19 +163,10 @@ class _Road:
     def steps(self, stage: StageSpec) -> Iterator[Step]:
         """The steps of the next stage."""
         spec, names, top = self.spec, self._names(), output_folder(self.spec)
-        # What stages of training share means nothing to sampling.
-        shared = {} if stage.script == SAMPLE else spec.shared
-        arguments = {name: names.resolve(child) for name, child in {**shared, **stage.arguments}.items()}
-        arguments = {name: child for name, child in arguments.items() if child.value is not None}
         settings = {name: names.resolve(child) for name, child in stage.settings.items()}
-        before = self._before(stage, settings.get("from"))
-        # What the stage says itself wins.
-        if not {"model_name_or_path", "server_url"} & {*arguments}:
-            arguments = {**self._start(stage, before, names), **arguments}
-        if stage.script in ("rl", SAMPLE):
-            arguments = {**self._reward(arguments, names), **arguments}
+        arguments = self._arguments(stage, names, settings.get("from"))
         parents = [self.made[name.removeprefix("stages.")] for name in names.used if name.startswith("stages.")]
-        # Only now: `_start` and `_reward` look up stages as well, and a folder's name depends on all of it.
+        # Only now: `_arguments` looks up stages as well, and a folder's name depends on all of it.
         used = names.used.union(*(parent.used for parent in parents))
         folder = top / label(self.values, used) / stage.name
         env = {**spec.env, **_mapping(settings.get("env"))}
@@ -202,6 +193,18 @@ class _Road:
         base = next((parent.base for parent in parents if model in parent.results.values()), model)
         self.made[stage.name] = _made(step, merged, used, base, unmerged=_trains_adapter(arguments) and merged is None)
         yield from self._evaluated_after(step, settings.get("gate"))
+
+    def _arguments(self, stage: StageSpec, names: Names, asked: Positioned | None) -> dict[str, Positioned]:
+        """What a stage is given: what all share, its own, and the model and the reward that stages before have made."""
+        # What stages of training share means nothing to sampling.
+        shared = {} if stage.script == SAMPLE else self.spec.shared
+        found = {name: names.resolve(child) for name, child in {**shared, **stage.arguments}.items()}
+        found = {name: child for name, child in found.items() if child.value is not None}
+        before = self._before(stage, asked)
+        # What the stage says itself wins.
+        if not {"model_name_or_path", "server_url"} & {*found}:
+            found = {**self._start(stage, before, names), **found}
+        return {**self._reward(found, names), **found} if stage.script in ("rl", SAMPLE) else found
 
     def _names(self) -> Names:
         spec = self.spec

@@ -272,7 +272,7 @@ def try_adapter(bare: PreTrainedModel, config: LoraConfig) -> tuple[nn.Module, i
     The copy has one layer of each kind where the adapter treats all of them alike: peft takes 1 ms a module.
 
     Raises:
-        ValueError, TypeError, NotImplementedError: Whatever peft cannot do with this model and config.
+        ArgumentError: peft cannot adapt this model so.
     """
     config.init_lora_weights = True  # the factors, some of them made from the base's values, are nothing to look at
     small = _in_small(bare, config)

@@ -28,7 +28,7 @@ def planner_of(facts: Facts, tracer: Tracer | None = None) -> tuple[Planner, Cho
         planner = Planner(facts, tracer)
         asked = planner.asked()
         planner.size(asked.adapter)
-    except (UserError, ValueError, TypeError, NotImplementedError) as problem:
+    except UserError as problem:
         # A faulty adapter is refused by its own rule; a run that continues must say that memory was not checked.
         notice(f"memory is not checked: {str(problem).splitlines()[0]}")
         return None

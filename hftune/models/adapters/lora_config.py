@@ -82,12 +82,19 @@ def inject(model: PreTrainedModel, config: LoraConfig, *, autocast_adapter_dtype
     """`get_peft_model`, without warnings about what hftune has checked or reports itself.
 
     Raises:
-        ValueError, TypeError, NotImplementedError: Whatever peft cannot do with this model and config.
+        ArgumentError: peft cannot adapt this model so.
     """
     with warnings.catch_warnings(), usable_quantisers():
         # `_check_patterns` has looked at them; for fused experts peft adds some that it then does not find (peft 0.21).
         warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
-        return get_peft_model(model, config, autocast_adapter_dtype=autocast_adapter_dtype)
+        try:
+            return get_peft_model(model, config, autocast_adapter_dtype=autocast_adapter_dtype)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise ArgumentError(
+                f"peft cannot make this adapter: {' '.join(str(error).split())[:300]}",
+                place="--lora_target_modules, --target_regex, --lora_target_parameters, --lora_modules_to_save",
+                fix="name other modules, as q_proj v_proj",
+            ) from error
 
 
 def adapted_parameters(model: torch.nn.Module) -> list[str]:

@@ -15,7 +15,6 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.distributed.ds_config import DsConfig
 from hftune.distributed.ranks import Mesh
-from hftune.errors import ArgumentError
 from hftune.models.structure import checkpointed_layers, experts_per_token
 from hftune.preflight.estimating.parts import (
     PARTS,
@@ -117,14 +116,7 @@ class Planner:
         """The numbers of parameters with an adapter of these arguments."""
         key = _method(adapter_args)
         if key not in self._sizes:
-            try:
-                self._sizes[key] = model_size(self.bare, adapter_args, self.training_args)
-            except (ValueError, TypeError, NotImplementedError) as problem:
-                raise ArgumentError(
-                    f"peft cannot make this adapter: {str(problem).splitlines()[0]}",
-                    place="--lora_target_modules, --lora_target_parameters",
-                    fix="name modules that it can adapt, as q_proj v_proj",
-                ) from problem
+            self._sizes[key] = model_size(self.bare, adapter_args, self.training_args)
         return self._sizes[key]
 
     def plan(self, choice: Choice) -> Plan:

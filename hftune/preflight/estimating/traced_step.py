@@ -13,6 +13,7 @@ import torch
 from hftune.arguments.adapter import AdapterArguments
 from hftune.constants import TASK_TYPES
 from hftune.distributed import zero
+from hftune.errors import ArgumentError
 from hftune.models.adapters.folding import read_lora_config
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import inject, lora_config
@@ -107,9 +108,9 @@ def _adapted(miniature: Miniature, adapter_args: AdapterArguments) -> Any:
     with torch.device("meta"), zero.no_partitioning(), quiet():
         try:
             return inject(miniature.model, config, autocast_adapter_dtype=False)
-        except (ValueError, TypeError, NotImplementedError) as problem:
-            # An adapter that does not fit this model is refused where it is loaded, with what is wrong with it.
-            raise Untraceable(f"peft: {problem}".splitlines()[0][:200]) from problem
+        except ArgumentError as problem:
+            # It is refused where the adapter is loaded.
+            raise Untraceable(problem.cause[:200]) from problem
 
 
 @contextlib.contextmanager

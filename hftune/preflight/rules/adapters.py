@@ -169,12 +169,8 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
         return
     try:
         adapted, _ = try_adapter(model, config)
-    except (ValueError, TypeError, NotImplementedError) as error:
-        yield ArgumentError(
-            f"peft cannot make this adapter: {' '.join(str(error).split())[:300]}",
-            place="--lora_target_modules, --target_regex, --lora_target_parameters, --lora_modules_to_save",
-            fix="name other modules",
-        )
+    except ArgumentError as problem:
+        yield problem
         return
     # `all` makes peft adapt parameters as well in a mixture of experts.
     parameters = adapted_parameters(adapted)

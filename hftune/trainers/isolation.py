@@ -122,7 +122,7 @@ def prove_answers_isolated(run: Run, model: Any, here: Layout, alone: Layout, *,
 
 
 def prove_on_all(prove: Callable[[], object]) -> None:
-    """Prove that documents are kept apart; where they are not on one process, none goes on.
+    """Prove that documents are kept apart; where one process finds that they are not, all stop.
 
     Args:
         prove: Raises ArgumentError where documents see each other; a collective.

@@ -1,4 +1,4 @@
-"""Checkpoints of adapters: the same run goes on, and the best one is read back."""
+"""Checkpoints of adapters: resumed by the same run, and the best one reloaded."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ from hftune.models.vocabulary import named_tokens, new_tokens
 from hftune.preflight.facts import Facts
 from hftune.preflight.memory import try_adapter
 from hftune.preflight.model_folder import check_adapter_fits
-from hftune.preflight.rules import raised
-from hftune.preflight.rules.table import refused
+from hftune.preflight.rules import raised, refused
 
 
 def check_adapters(facts: Facts) -> Iterator[UserError]:

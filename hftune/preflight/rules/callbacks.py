@@ -12,8 +12,7 @@ from hftune.arguments.named_code import named_code
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.opening.json_file import parse_json
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules import raised
-from hftune.preflight.rules.table import refused
+from hftune.preflight.rules import raised, refused
 
 _FLAG = "--callbacks"
 # Where a package is not called as its tracker.

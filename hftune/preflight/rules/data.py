@@ -13,8 +13,7 @@ from hftune.data.specs import parse_sources, path_exists
 from hftune.errors import ArgumentError, UserError
 from hftune.path_hints import path_hint
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules import raised
-from hftune.preflight.rules.table import refused
+from hftune.preflight.rules import raised, refused
 
 
 def check_data(facts: Facts) -> Iterator[UserError]:

@@ -11,8 +11,7 @@ from hftune.models.loading.build import decide_build
 from hftune.opening.json_server import split_address
 from hftune.preflight.facts import Facts
 from hftune.preflight.model_folder import base_and_adapters
-from hftune.preflight.rules import raised
-from hftune.preflight.rules.table import refused
+from hftune.preflight.rules import raised, refused
 from hftune.preflight.teachers import FLAG, SERVER, errors_of_teacher, teacher_arguments
 
 

@@ -14,7 +14,7 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.preflight.facts import Facts, World, kept_from_liger
-from hftune.preflight.rules.table import refused
+from hftune.preflight.rules import refused
 
 
 def check_kernels(facts: Facts) -> Iterator[UserError]:

@@ -26,7 +26,7 @@ from hftune.distributed.verdicts import ranges
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules.table import refused
+from hftune.preflight.rules import refused
 from hftune.weight_files import fingerprint, is_model
 
 ProcessFacts = dict[str, Any]

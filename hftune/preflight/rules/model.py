@@ -22,8 +22,7 @@ from hftune.models.loading.stored_weights import check_stored
 from hftune.models.structure import head_of, is_mixture, router_shares
 from hftune.preflight.facts import Facts
 from hftune.preflight.memory import packed_linears
-from hftune.preflight.rules import raised
-from hftune.preflight.rules.table import refused
+from hftune.preflight.rules import raised, refused
 
 
 def check_model(facts: Facts) -> Iterator[UserError]:

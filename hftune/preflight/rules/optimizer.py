@@ -12,7 +12,7 @@ from transformers.trainer_utils import SchedulerType
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules.table import refused
+from hftune.preflight.rules import refused
 
 Entry = TypeVar("Entry")
 

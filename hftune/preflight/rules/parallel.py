@@ -21,7 +21,7 @@ from hftune.models.attention.isolation import why_not_isolated, why_not_shareabl
 from hftune.models.classes import causal_class
 from hftune.models.structure import expert_count
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules.table import refused
+from hftune.preflight.rules import refused
 
 TENSOR, SEQUENCE, EXPERT = "--tensor_parallel_size", "--sequence_parallel_size", "--expert_parallel_size"
 OTHERWISE = "or share weights over all processes with --deepspeed zero3 instead"

@@ -9,7 +9,7 @@ from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.logging import notice
 from hftune.losses.preference import LOSSES, losses_with
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules.table import refused
+from hftune.preflight.rules import refused
 
 
 def check_preferences(facts: Facts[DPOArguments]) -> Iterator[UserError]:

@@ -21,8 +21,7 @@ from hftune.models.loading.quantisation import (
     quantisation_in,
 )
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules import raised
-from hftune.preflight.rules.table import refused
+from hftune.preflight.rules import raised, refused
 
 
 def check_quantisation(facts: Facts) -> Iterator[UserError]:

@@ -12,7 +12,7 @@ from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.path_hints import looks_local, missing_folder
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules.table import refused
+from hftune.preflight.rules import refused
 from hftune.publishing.places import REWARDS, check_place
 
 

@@ -11,8 +11,8 @@ import pytest
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
 from hftune.preflight.facts import resolve
+from hftune.preflight.rules import refused
 from hftune.preflight.rules.distill import _check_targets, check_distillation, check_teachers
-from hftune.preflight.rules.table import refused
 from tests.unit.data.target_files import conversations, write
 
 TEACHER = "--teacher_model_name_or_path"

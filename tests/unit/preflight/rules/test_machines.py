@@ -11,6 +11,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.distributed.nodes import host
 from hftune.preflight.check_run import check_machines
 from hftune.preflight.facts import World
+from hftune.preflight.rules import refused
 from hftune.preflight.rules.machines import (
     content_mark,
     differences,
@@ -18,7 +19,6 @@ from hftune.preflight.rules.machines import (
     process_facts,
     shown,
 )
-from hftune.preflight.rules.table import refused
 
 
 def facts(rank: int, host: str = "a", **changes: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.checks import Check, checks, holds, value_of
 from hftune.preflight.facts import Facts
-from hftune.preflight.rules.table import refused
+from hftune.preflight.rules import refused
 from hftune.preflight.rules.without_effect import needs
 
 RULES = "hftune.preflight.rules"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -43,23 +43,34 @@ def read_tensor(stored: StoredTensor) -> Tensor:
     Raises:
         ManifestError: The file ends before.
     """
-    found = torch.empty(stored.nbytes, dtype=torch.uint8)
+    (found,) = read_pieces(stored, stored.nbytes)
+    return found.view(stored.shape)
+
+
+def read_pieces(stored: StoredTensor, size: int = 1 << 24) -> Iterator[Tensor]:
+    """Its values in their order, without its shape, so many bytes at a time.
+
+    Raises:
+        ManifestError: The file ends before.
+    """
     with stored.file.open("rb") as file:
         file.seek(stored.start)
-        if file.readinto(raw(found)) != stored.nbytes:
-            raise ManifestError(f"{stored.file} ends too early", place=str(stored.file), fix="copy it again")
-    return found.view(DTYPES[stored.dtype]).view(stored.shape)
+        for start in range(0, max(stored.nbytes, 1), max(size, 1)):
+            found = torch.empty(min(size, stored.nbytes - start), dtype=torch.uint8)
+            if file.readinto(raw(found)) != found.nbytes:
+                raise ManifestError(f"{stored.file} ends too early", place=str(stored.file), fix="copy it again")
+            yield found.view(DTYPES[stored.dtype])
 
 
 def write_tensors(
-    path: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]], value_of: Callable[[str], Tensor]
+    path: Path, tensors: Iterable[tuple[str, str, tuple[int, ...]]], values_of: Callable[[str], Iterable[Tensor]]
 ) -> None:
     """A safetensors file, durably: its header, then one tensor after the other.
 
     Args:
         path: A file that is not there yet.
         tensors: Name, dtype as the format names it, and shape, in the order of their bytes.
-        value_of: Gives a tensor by its name.
+        values_of: Gives a tensor by its name, whole or in pieces.
 
     Raises:
         FileExistsError: Something has that name.
@@ -77,9 +88,12 @@ def write_tensors(
     with path.open("xb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, dtype, shape in tensors:
-            value = value_of(name)
-            assert (value.dtype, tuple(value.shape)) == (DTYPES[dtype], shape), f"{name} is not what was planned"
-            file.write(raw(value.contiguous()))
+            left = nbytes(dtype, shape)
+            for value in values_of(name):
+                left -= value.nbytes
+                assert value.dtype == DTYPES[dtype] and left >= 0, f"{name} is not what was planned"
+                file.write(raw(value.contiguous()))
+            assert not left, f"{name} is not what was planned"
         file.flush()
         os.fsync(file.fileno())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from hftune.logging import notice
 from hftune.merging.changes import read_float
 from hftune.merging.model_config import write_config
 from hftune.merging.plan import Output, Plan
-from hftune.merging.tensors import DTYPES, FLOATS, nbytes, read_tensor, write_tensors
+from hftune.merging.tensors import DTYPES, FLOATS, nbytes, read_pieces, read_tensor, write_tensors
+from hftune.models.kernels.finite import finite
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import free_bytes
 from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, parse_size
@@ -76,13 +78,14 @@ def write_weights(folder: Path, tensors: list[Output], max_shard_size: str | Non
         for file, held in shards.items():
             by_name = {output.name: output for output in held}
 
-            def value_of(name: str, by_name: dict[str, Output] = by_name) -> Tensor:
-                value, changed = merged(by_name[name])
+            def values_of(name: str, by_name: dict[str, Output] = by_name) -> Iterator[Tensor]:
+                values, changed = merged(by_name[name])
                 changes.append(changed)
-                progress.update(value.nbytes)
-                return value
+                for piece in values:
+                    progress.update(piece.nbytes)
+                    yield piece
 
-            write_tensors(folder / file, ((one.name, one.dtype, one.shape) for one in held), value_of)
+            write_tensors(folder / file, ((one.name, one.dtype, one.shape) for one in held), values_of)
     read_float.cache_clear()  # a second merge in this process may read other files under the same names
     write_index(folder, shards)
     return changes
@@ -140,22 +143,23 @@ def _nbytes(tensors: list[Output]) -> int:
 # --- their values ----------------------------------------------------------------------------------------------------
 
 
-def merged(output: Output) -> tuple[Tensor, bool | None]:
-    """A tensor as it is written, and whether adapters changed it; None where no adapter is for it.
+def merged(output: Output) -> tuple[Iterable[Tensor], bool | None]:
+    """A tensor as it is written, in pieces, and whether adapters changed it; None where no adapter is for it.
 
     Raises:
         ManifestError: It is not finite, or becomes so in its dtype.
     """
-    before = None if output.source is None else read_tensor(output.source)
     if output.where is None:
-        assert before is not None
-        return (before if before.dtype == DTYPES[output.dtype] else _round(before, output)), None
+        assert output.source is not None
+        pieces = read_pieces(output.source)
+        return (one if one.dtype == DTYPES[output.dtype] else _round(one, output) for one in pieces), None
+    before = None if output.source is None else read_tensor(output.source)
     exact = None if before is None else before.to(torch.float32, copy=True)
     for update in output.updates:
         exact = update.apply(exact, output.where)
     assert exact is not None
     values = _round(exact, output)
-    return values, before is None or not torch.equal(values, before.to(values.dtype))
+    return [values], before is None or not torch.equal(values, before.to(values.dtype))
 
 
 def _round(exact: Tensor, output: Output) -> Tensor:
@@ -166,9 +170,9 @@ def _round(exact: Tensor, output: Output) -> Tensor:
     """
     values = exact.to(DTYPES[output.dtype])
     # Eight bits (torch knows no `isfinite` of theirs) are written as they are, or folded by peft.
-    if output.dtype not in FLOATS or bool(torch.isfinite(values).all()):
+    if output.dtype not in FLOATS or bool(finite(values)):
         return values
-    large = bool(torch.isfinite(exact).all())
+    large = bool(finite(exact))
     raise ManifestError(
         f"{output.name} holds {'numbers too large for ' + output.dtype if large else 'NaN or infinity'}",
         fix="use --dtype bfloat16" if large else "the weights are broken: take an earlier checkpoint, or train again",

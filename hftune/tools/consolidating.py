@@ -119,7 +119,7 @@ def _convert(checkpoint: Path, output: Path, args: ConsolidateArguments) -> None
     shards = {ADAPTER_WEIGHTS: planned} if _is_adapter(checkpoint) else lay_out(planned, args.max_shard_size)
     for file, held in shards.items():
         entries = [(one.name, one.dtype, one.shape) for one in held]
-        write_tensors(output / file, entries, lambda name: tensors[name][1]().to(dtype).reshape(tensors[name][0]))
+        write_tensors(output / file, entries, lambda name: [tensors[name][1]().to(dtype)])
     write_index(output, shards)
 
 

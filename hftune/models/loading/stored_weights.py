@@ -22,6 +22,7 @@ from transformers.core_model_loading import rename_source_key
 from hftune.compat.patches import no_deepspeed_config
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.models.kernels.finite import finite
 from hftune.models.loading.config_file import beyond_last, mismatch_error
 from hftune.opening.safetensors_file import load_tensors, read_safetensors_header
 from hftune.weight_files import weight_files, weight_shapes
@@ -120,7 +121,7 @@ def check_finite(model: PreTrainedModel, name: str, flag: str) -> None:
         if own_rows and parameter is getattr(inputs, "weight", None):
             continue
         # What is on the disk or packed has no values to look at here.
-        if not parameter.is_meta and parameter.dtype.itemsize > 1 and not parameter.isfinite().all():
+        if not parameter.is_meta and parameter.dtype.itemsize > 1 and not finite(parameter):
             cause = f"{weight} of {name} holds values that are NaN or infinite"
             raise ArgumentError(cause, place=flag, fix="take a checkpoint from before its weights broke")
 

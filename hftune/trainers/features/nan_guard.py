@@ -11,6 +11,7 @@ import torch
 from hftune.distributed import ranks, zero
 from hftune.errors import UserError
 from hftune.logging import notice
+from hftune.models.kernels.finite import finite
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
 
@@ -132,7 +133,7 @@ def broken_parameters(model: torch.nn.Module, *, trained: bool | None = None) ->
     """
     asked = {name: one for name, one in model.named_parameters() if trained in (None, one.requires_grad)}
     values = {name: zero.local_values(parameter) for name, parameter in asked.items()}
-    whole = {name: one.isfinite().all() for name, one in values.items() if one.is_floating_point()}
+    whole = {name: finite(one) for name, one in values.items() if one.is_floating_point()}
     # A device is waited for once, not for each parameter; those that are offloaded are on another one.
     devices = {one.device for one in whole.values()}
     broken = set()

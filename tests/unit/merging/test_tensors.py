@@ -9,7 +9,7 @@ import torch
 
 from hftune.errors import ManifestError
 from hftune.merging import tensors
-from hftune.merging.tensors import NAMES, read_tensor, write_tensors
+from hftune.merging.tensors import NAMES, read_pieces, read_tensor, write_tensors
 from hftune.weight_files import file_tensors
 from tests.unit.merging.models import store
 
@@ -22,7 +22,9 @@ MADE = {
 
 
 def write(path: Path, made: dict[str, torch.Tensor]) -> None:
-    write_tensors(path, [(name, NAMES[one.dtype], tuple(one.shape)) for name, one in made.items()], made.__getitem__)
+    write_tensors(
+        path, [(name, NAMES[one.dtype], tuple(one.shape)) for name, one in made.items()], lambda name: [made[name]]
+    )
 
 
 def test_a_file_is_what_safetensors_writes(tmp_path: Path) -> None:
@@ -47,10 +49,24 @@ def test_a_value_that_is_not_contiguous(tmp_path: Path) -> None:
     assert torch.equal(read_tensor(stored), MADE["b.weight"].transpose(0, 1))
 
 
+def test_a_tensor_in_pieces(tmp_path: Path) -> None:
+    """In order and none twice, the last one shorter; one without elements as well."""
+    made = {"w": torch.randn(5, 3), "empty": torch.empty(0, 3)}
+    found = store(tmp_path, made)
+    pieces = [*read_pieces(found["w"], 16)]
+    assert [len(one) for one in pieces] == [4, 4, 4, 3] and torch.equal(torch.cat(pieces), made["w"].flatten())
+    write_tensors(
+        tmp_path / "new", [("w", "F32", (5, 3)), ("empty", "F32", (0, 3))], lambda n: read_pieces(found[n], 16)
+    )
+    assert all(torch.equal(read_tensor(one), made[name]) for name, one in file_tensors(tmp_path / "new").items())
+
+
 def test_a_value_that_was_not_planned(tmp_path: Path) -> None:
-    for other in (torch.ones(4, 1), torch.ones(3, 1).half()):
+    for other in (torch.ones(4, 1), torch.ones(2, 1), torch.ones(3, 1).half()):
         with pytest.raises(AssertionError, match="a is not what was planned"):
-            write_tensors(tmp_path / f"{other.dtype}", [("a", "F32", (3, 1))], lambda name, other=other: other)
+            write_tensors(
+                tmp_path / f"{other.dtype}{len(other)}", [("a", "F32", (3, 1))], lambda name, other=other: [other]
+            )
 
 
 def test_a_file_that_ends_too_early(tmp_path: Path) -> None:

@@ -14,10 +14,6 @@ from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 
-# Named here as well as there: a rule that checks names must not import the functions and math-verify with them.
-BUILTIN_REWARDS = ("accuracy", "format", "length", "overlong")
-"""What `--reward_funcs` takes by name: hftune/trainers/rewards/builtin.py."""
-
 
 @dataclass
 class RLFields(TurnTokenFields):
@@ -29,7 +25,8 @@ class RLFields(TurnTokenFields):
     )
     reward_funcs: list[str] | None = option(
         None,
-        "Reward functions: accuracy, format, length or overlong, or in Python as module:function or file.py:function.",
+        "Reward functions: built-in ones such as accuracy or format, or in Python as module:function or "
+        "file.py:function.",
     )
     reward_timeout: float | None = option(None, "Seconds that a call of --reward_funcs may take; left out: any number.")
     reward_retries: int = option(0, "Further calls of a reward function that failed, hung or returned no rewards.")
@@ -257,3 +254,11 @@ class OnlineDPOArguments(RLOOArguments, _Loop):
 
 
 RLArguments: TypeAlias = GRPOArguments | RLOOArguments | PPOArguments | OnlineDPOArguments
+
+ALGORITHMS: dict[str, type[RLArguments]] = {
+    "grpo": GRPOArguments,
+    "rloo": RLOOArguments,
+    "ppo": PPOArguments,
+    "online_dpo": OnlineDPOArguments,
+}
+"""What each `--rl_algorithm` is given."""

@@ -23,14 +23,6 @@ from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.on_demand import on_demand
 
-ALGORITHMS = {
-    "grpo": "hftune.arguments.rl_algorithms:GRPOArguments",
-    "rloo": "hftune.arguments.rl_algorithms:RLOOArguments",
-    "ppo": "hftune.arguments.rl_algorithms:PPOArguments",
-    "online_dpo": "hftune.arguments.rl_algorithms:OnlineDPOArguments",
-}
-"""The training arguments of each --rl_algorithm; imported when they are asked for."""
-
 _MERGING = "hftune.arguments.merging:MergeParser"
 
 
@@ -85,15 +77,21 @@ def stage_parser(stage: str, algorithm: str | None = None) -> ScriptParser:
     """
     # Before transformers and peft come with the first class: libraries read some variables once, at their import.
     launch.prepare_environment()
-    training = on_demand(ALGORITHMS.get(algorithm or "", STAGES[stage].arguments))
+    training = algorithms().get(algorithm or "") if stage == "rl" else None
+    training = training or on_demand(STAGES[stage].arguments)
     return ScriptParser([ModelArguments, DataArguments, AdapterArguments, training], stage=stage)
+
+
+def algorithms() -> dict[str, type[Any]]:
+    """The training arguments of each --rl_algorithm; TRL is imported when they are asked for."""
+    return cast(dict[str, type[Any]], on_demand("hftune.arguments.rl_algorithms:ALGORITHMS"))
 
 
 # Texts about names ask for the same few parsers.
 @functools.cache
 def known_arguments(stage: str) -> Mapping[str, argparse.Action]:
     """The arguments of a script by name, as its parser defines them; of RL those of every algorithm."""
-    parsers = [stage_parser(stage, algorithm) for algorithm in (ALGORITHMS if stage == "rl" else [None])]
+    parsers = [stage_parser(stage, algorithm) for algorithm in (algorithms() if stage == "rl" else [None])]
     return {name: action for parser in reversed(parsers) for name, action in parser.known.items()}
 
 
@@ -148,8 +146,7 @@ def _algorithms_with(name: str, known: Iterable[str]) -> list[str]:
     """The RL algorithms that have an argument which the chosen one lacks."""
     if name in known:
         return []
-    classes = {algorithm: on_demand(training) for algorithm, training in ALGORITHMS.items()}
-    return [algorithm for algorithm, cls in classes.items() if name in {entry.name for entry in fields(cls)}]
+    return [algorithm for algorithm, cls in algorithms().items() if name in {entry.name for entry in fields(cls)}]
 
 
 def script_of(stage: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hftune.arguments.rl_algorithms import BUILTIN_REWARDS, GRPOArguments, RLFields
+from hftune.arguments.rl_algorithms import GRPOArguments, RLFields
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError
@@ -75,7 +75,7 @@ def _check_patience(args: RLFields) -> Iterator[UserError]:
     given = [
         name for name in ("reward_timeout", "reward_retries", "reward_cache") if getattr(args, name) not in (None, 0)
     ]
-    if given and all(name in BUILTIN_REWARDS for name in args.reward_funcs or []):
+    if given and not any(":" in name for name in args.reward_funcs or []):
         yield ArgumentError(
             "only reward functions of your own are waited for, and none is named",
             place=", ".join(f"--{name}" for name in given),

@@ -12,7 +12,7 @@ from hftune.arguments.names.row import ALIAS
 from hftune.arguments.names.table import table
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.stage_table import STAGES
-from hftune.arguments.stages import ALGORITHMS, stage_parser
+from hftune.arguments.stages import algorithms, stage_parser
 from hftune.distributed.ds_config import CONFIGS
 from hftune.on_demand import on_demand
 
@@ -94,7 +94,7 @@ def _add_arguments(parser: argparse.ArgumentParser, where: str) -> None:
 
 def _add_stage(parser: argparse.ArgumentParser, stage: str) -> None:
     known: dict[str, argparse.Action] = {}
-    for algorithm in ALGORITHMS if stage == "rl" else [None]:
+    for algorithm in algorithms() if stage == "rl" else [None]:
         known = stage_parser(stage, algorithm).known | known
     _add_known(parser, known)
     config: Any = parser.add_argument("--config", help="YAML file of arguments")

@@ -18,7 +18,7 @@ from hftune.arguments.names.translate import MERGE
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.ranges import JOINED, RANGES, Range
 from hftune.arguments.stage_table import STAGES
-from hftune.arguments.stages import ALGORITHMS, stage_parser
+from hftune.arguments.stages import algorithms, stage_parser
 
 Schema = dict[str, Any]
 
@@ -38,14 +38,14 @@ def stage_schema(stage: str) -> Schema:
         return parser_schema(MergeParser(), MERGE)
     if stage != "rl":
         return parser_schema(stage_parser(stage), stage)
-    kinds = {name: {"$ref": f"#/$defs/{name}"} for name in ALGORITHMS}
+    kinds = {name: {"$ref": f"#/$defs/{name}"} for name in algorithms()}
     # As the parser finds the algorithm. MedicalGPT's PPO script, which trains with RLOO, is known by this name.
     chosen: Schema = {"if": {"required": ["sft_model_path"]}, "then": kinds["rloo"], "else": kinds["grpo"]}
     for flag in ("advantage_estimator", "rl_algorithm"):
         for name, schema in kinds.items():
             asked = {"properties": {flag: {"const": name}}, "required": [flag]}
             chosen = {"if": asked, "then": schema, "else": chosen}
-    defs = {name: parser_schema(stage_parser(stage, name), stage, name) for name in ALGORITHMS}
+    defs = {name: parser_schema(stage_parser(stage, name), stage, name) for name in algorithms()}
     return {"type": "object", **chosen, "$defs": defs}
 
 

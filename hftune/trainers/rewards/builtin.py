@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from hftune.data.strict_json import loads
 from hftune.errors import ArgumentError, DataError
@@ -23,6 +23,23 @@ _THINKS = re.compile(r"^\s*<think>.+?</think>\s*\S.*$", re.DOTALL)
 _THINKS_AND_ANSWERS = re.compile(r"^\s*<think>.+?</think>\s*<answer>.+?</answer>\s*$", re.DOTALL)
 
 
+Function: TypeAlias = Callable[..., Sequence[float | None]]
+BUILTIN: dict[str, Callable[[int], Function]] = {}
+"""What `--reward_funcs` takes by name; each is given the tokens that an answer may have at most."""
+
+
+def reward(name: str) -> Callable[[Function], Function]:
+    """Enter a function under the name that the flag and the log call it."""
+
+    def entered(function: Function) -> Function:
+        function.__name__ = name
+        BUILTIN[name] = lambda longest: function
+        return function
+
+    return entered
+
+
+@reward("accuracy")
 def accuracy(completions: list[Any], **columns: Any) -> list[float | None]:
     """1 where the final answer of a completion is the right one, else 0; None where no right answer is known.
 
@@ -70,6 +87,7 @@ def _right_answers(right: Any) -> list[str]:
     return [*map(marked, right), whole] if all(isinstance(one, str) for one in right) else [f"[{whole}]", whole]
 
 
+@reward("format")
 def follows_format(completions: list[Any], prompts: Sequence[Any] = (), **columns: Any) -> list[float]:
     """1 where a completion is <think>...</think> and then an answer, else 0.
 
@@ -89,6 +107,7 @@ def asks_for_tags(prompt: Any) -> bool:
     return any("<answer>" in text and "</answer>" in text for text in said)
 
 
+@reward("length")
 def fits_length(completions: list[Any], **columns: Any) -> list[float]:
     """1 from 16 to 256 words, falling to 0 in proportion outside: at 0 words, and at twice 256."""
     rewards = []
@@ -115,14 +134,7 @@ def overlong_penalty(longest: int) -> Callable[..., list[float]]:
     return overlong
 
 
-follows_format.__name__, fits_length.__name__ = "format", "length"  # what the log calls them
-
-
-def builtin_reward(name: str, longest: int) -> Callable[..., Sequence[float | None]]:
-    """The function of a name in `BUILTIN_REWARDS`; `longest`: tokens of an answer at most."""
-    functions: dict[str, Any] = {"accuracy": accuracy, "format": follows_format, "length": fits_length}
-    functions["overlong"] = overlong_penalty(longest)
-    return functions[name]
+BUILTIN["overlong"] = overlong_penalty
 
 
 def text_of(completion: Any) -> str:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.named_code import named_code
-from hftune.arguments.rl_algorithms import BUILTIN_REWARDS, RLArguments
+from hftune.arguments.rl_algorithms import RLArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.constants import AUTO_CLASSES, STEP_LABELS, TASK_TYPES
@@ -28,7 +28,7 @@ from hftune.preflight.rules.rl import check_rewards
 from hftune.template_arguments import TemplateArguments
 from hftune.trainers.finished_model import load_finished
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
-from hftune.trainers.rewards.builtin import builtin_reward
+from hftune.trainers.rewards.builtin import BUILTIN
 from hftune.trainers.rewards.kept import KeptRewards
 from hftune.trainers.rewards.score_batches import StepReward
 from hftune.trainers.rewards.waiting import Patience, check_signature, watched
@@ -60,7 +60,7 @@ def load_rewards(training_args: RLArguments, model_args: ModelArguments) -> Rewa
     found = [_reward_of(path, name, dtype, training_args) for path, name in names]
     for name in functions or []:
         function = load_function(name, training_args.max_completion_length)
-        if name not in BUILTIN_REWARDS:
+        if name not in BUILTIN:
             check_signature(function, "--reward_funcs")
             function = watched(function, patience)
         found.append((function, None))
@@ -200,10 +200,10 @@ def load_function(name: str, longest: int) -> Callable[..., Sequence[float | Non
     Args:
         longest: Tokens of an answer at most.
     """
-    if name in BUILTIN_REWARDS:
-        return builtin_reward(name, longest)
+    if name in BUILTIN:
+        return BUILTIN[name](longest)
     flag = "--reward_funcs"
     function: Callable[..., Sequence[float | None]] = named_code(
-        name, flag, hint=did_you_mean(name, BUILTIN_REWARDS, written=f"{flag} {{}}")
+        name, flag, hint=did_you_mean(name, BUILTIN, written=f"{flag} {{}}")
     )
     return function

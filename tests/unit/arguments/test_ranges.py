@@ -24,7 +24,7 @@ from hftune.arguments.parser import HftuneParser
 from hftune.arguments.ranges import RANGES, Range, choices_of, is_number, numbers_of, out_of_range
 from hftune.arguments.raw_arguments import COMMAND_LINE
 from hftune.arguments.stage_table import STAGES
-from hftune.arguments.stages import ALGORITHMS, stage_parser
+from hftune.arguments.stages import algorithms, stage_parser
 from hftune.errors import ArgumentError
 from hftune.losses.preference import scores
 from hftune.tools.pipeline.checking import stage_problems
@@ -46,9 +46,8 @@ NUMBERS = numbers_of(CLASSES)
 
 def test_the_walk_finds_every_class() -> None:
     names = {cls.__name__ for cls in CLASSES}
-    trained = {
-        path.partition(":")[2] for path in (*(stage.arguments for stage in STAGES.values()), *ALGORITHMS.values())
-    }
+    trained = {stage.arguments.partition(":")[2] for stage in STAGES.values()}
+    trained |= {cls.__name__ for cls in algorithms().values()}
     assert {*trained, "DataArguments", "AdapterArguments", "ModelArguments"} <= names
     assert {"ScoreArguments", "AskArguments", "ConsolidateArguments"} <= names
     assert len(NUMBERS) > 140
@@ -152,7 +151,7 @@ def test_words_that_are_no_numbers_are_left_to_the_parser() -> None:
 MODEL = ["--model_name_or_path", "m", "--output_dir", "o"]
 
 
-@pytest.mark.parametrize(("stage", "algorithm"), [*((s, None) for s in STAGES), *(("rl", a) for a in ALGORITHMS)])
+@pytest.mark.parametrize(("stage", "algorithm"), [*((s, None) for s in STAGES), *(("rl", a) for a in algorithms())])
 def test_all_problems_of_a_stage_together(stage: str, algorithm: str | None, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("num_train_epochs: -1\nseed: .nan\nmax_grad_norm: null\nlora_r: 16\n")

@@ -10,7 +10,7 @@ import pytest
 from hftune.arguments.defaults.choosing import hftune_defaults
 from hftune.arguments.defaults.table import KINDS, OWN, SAME, run_kind_of
 from hftune.arguments.entry import help_page, parse_arguments
-from hftune.arguments.stages import ALGORITHMS, stage_parser
+from hftune.arguments.stages import algorithms, stage_parser
 
 OUT = ["--output_dir", "o"]
 ROOT = Path(__file__).parents[4]
@@ -117,7 +117,7 @@ def test_schedule_free_optimizers_have_neither() -> None:
 
 
 def test_every_row_names_an_argument_of_each_of_its_scripts() -> None:
-    parsers = {kind: stage_parser("rl" if kind in ALGORITHMS else kind, kind) for kind in KINDS}
+    parsers = {kind: stage_parser("rl" if kind in algorithms() else kind, kind) for kind in KINDS}
     for row in OWN:
         assert {*row.kinds} <= {*KINDS}
         for kind in row.kinds or KINDS:

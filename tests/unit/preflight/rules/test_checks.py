@@ -15,7 +15,7 @@ import pytest
 from hftune import checks as language
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.stage_table import STAGES
-from hftune.arguments.stages import ALGORITHMS, stage_parser
+from hftune.arguments.stages import algorithms, stage_parser
 from hftune.checks import Check, checks, holds, value_of
 from hftune.preflight.facts import Facts
 from hftune.preflight.rules import refused
@@ -75,7 +75,7 @@ def test_a_row_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def known_names() -> set[str]:
     """Arguments of all stages, properties of their classes, and what `Facts` knows."""
-    parsers = [stage_parser(stage) for stage in STAGES] + [stage_parser("rl", one) for one in ALGORITHMS]
+    parsers = [stage_parser(stage) for stage in STAGES] + [stage_parser("rl", one) for one in algorithms()]
     classes: list[Any] = [cls for parser in parsers for cls in parser.dataclass_types]
     of_classes = {name for cls in [*classes, Facts] for name in (*dir(cls), *(one.name for one in fields(cls)))}
     named = {"flag", "splits", "router_jitter_noise", "hidden_act"}  # given beside a run, and of configs

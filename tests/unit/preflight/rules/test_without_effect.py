@@ -11,7 +11,7 @@ import pytest
 from hftune import logging
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.stage_table import STAGES
-from hftune.arguments.stages import ALGORITHMS, stage_parser
+from hftune.arguments.stages import algorithms, stage_parser
 from hftune.errors import UserError
 from hftune.logging import notices
 from hftune.preflight.facts import resolve
@@ -88,7 +88,7 @@ def test_next_to_a_switch_turned_off_by_name_it_is_said(
 
 
 def test_each_name_of_the_table_is_an_argument() -> None:
-    parsers = [stage_parser(stage) for stage in STAGES] + [stage_parser("rl", one) for one in ALGORITHMS]
+    parsers = [stage_parser(stage) for stage in STAGES] + [stage_parser("rl", one) for one in algorithms()]
     known = [parser.known for parser in parsers]
     for need in needs():
         for name in need.names:

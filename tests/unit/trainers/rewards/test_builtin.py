@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from hftune.arguments.defaults.medicalgpt import MEDICALGPT
-from hftune.arguments.rl_algorithms import BUILTIN_REWARDS
 from hftune.errors import ArgumentError
 from hftune.logging import notices
-from hftune.trainers.rewards.builtin import accuracy, builtin_reward, fits_length, follows_format
+from hftune.trainers.rewards.builtin import BUILTIN, accuracy, fits_length, follows_format
 
 
 @pytest.mark.parametrize(
@@ -71,12 +70,12 @@ def test_the_format_that_a_prompt_asks_for() -> None:
 
 def test_length() -> None:
     assert fits_length(["", "a " * 8, "a " * 16, "a " * 256, "a " * 384, "a " * 600]) == [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]
-    names = [builtin_reward(name, 20).__name__ for name in BUILTIN_REWARDS]
-    assert names == [*BUILTIN_REWARDS], "as the flag calls them"
+    names = [make(20).__name__ for make in BUILTIN.values()]
+    assert names == [*BUILTIN], "as the flag calls them"
 
 
 def test_overlong_answers_lose_up_to_one_over_the_last_fifth() -> None:
     """Of 20 tokens the last 4: at 16 nothing yet, at 17 a quarter, at 20 all."""
     answers = [[7] * length for length in (0, 16, 17, 18, 20)]
-    assert builtin_reward("overlong", 20)(completions=[], completion_ids=answers) == [0.0, 0.0, -0.25, -0.5, -1.0]
-    assert builtin_reward("overlong", 3)(completion_ids=[[7] * 2, [7] * 3]) == [0.0, -1.0]
+    assert BUILTIN["overlong"](20)(completions=[], completion_ids=answers) == [0.0, 0.0, -0.25, -0.5, -1.0]
+    assert BUILTIN["overlong"](3)(completion_ids=[[7] * 2, [7] * 3]) == [0.0, -1.0]

@@ -15,8 +15,11 @@ from tests.conftest import ROOT
 ADDITIONS = ROOT / "examples" / "additions"
 SAYS = {
     "preference_loss": "train_loss 50.69",
+    "reward": "rewards/distinct/mean",
+    "rl_algorithm": "train_loss",
     "chat_format": "train_loss",
     "trainer_feature": "padding_share 0.",
+    "check": "would still rise at the last step, 5",
     "deepspeed_feature": "train_loss",
     "architecture": "load balancing x 0.01",
     "stage": "train_loss",

@@ -21,7 +21,7 @@ from hftune.arguments.names.table import table, tools, tools_of, topics
 from hftune.arguments.parser import HftuneParser, help_groups
 from hftune.arguments.ranges import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.stage_table import STAGES, base_stage
-from hftune.arguments.stages import ALGORITHMS, stage_parser
+from hftune.arguments.stages import algorithms, stage_parser
 from hftune.on_demand import on_demand
 from hftune.tools.explaining.explain import RUN_KINDS, counterpart, default_rows, documented_names, outcome
 from hftune.visible import say
@@ -119,11 +119,11 @@ def _here(row: Row) -> str:
 
 def _trl_tables() -> Iterator[str]:
     """A table for each class of TRL's that a script's arguments extend."""
-    scripts = {f"run_{stage}.py": (stage, row.arguments) for stage, row in STAGES.items() if stage not in ("pt", "rl")}
-    scripts |= {f"run_rl.py --rl_algorithm {name}": ("rl", path) for name, path in ALGORITHMS.items()}
+    scripts = {f"run_{stage}.py": (stage, on_demand(row.arguments)) for stage, row in STAGES.items() if stage not in ("pt", "rl")}
+    scripts |= {f"run_rl.py --rl_algorithm {name}": ("rl", cls) for name, cls in algorithms().items()}
     upstream, seen = {entry.name for entry in fields(TrainingArguments)}, set()
-    for script, (stage, path) in scripts.items():
-        mro = on_demand(path).__mro__
+    for script, (stage, cls) in scripts.items():
+        mro = cls.__mro__
         cls = next((one for one in mro if one.__module__.startswith("trl.") and one.__name__ != "_BaseConfig"), None)
         if cls is None or cls in seen:
             continue
@@ -144,7 +144,7 @@ def _own_tables() -> Iterator[str]:
     """A table for each topic, with the scripts that have an argument; at last translated names of no tool's list."""
     parsers = {f"run_{stage}": stage_parser(stage) for stage in STAGES if stage != "rl"}
     # Each algorithm of RL has arguments of its own.
-    parsers |= {f"run_rl {name}": stage_parser("rl", name) for name in ALGORITHMS}
+    parsers |= {f"run_rl {name}": stage_parser("rl", name) for name in algorithms()}
     parsers |= {"merge_peft_adapter": HftuneParser([MergeArguments])}
     # By help text: where scripts describe one name differently, each text gets a row.
     found: dict[str, dict[str, dict[str, list[str]]]] = {}

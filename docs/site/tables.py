@@ -119,7 +119,8 @@ def _here(row: Row) -> str:
 
 def _trl_tables() -> Iterator[str]:
     """A table for each class of TRL's that a script's arguments extend."""
-    scripts = {f"run_{stage}.py": (stage, on_demand(row.arguments)) for stage, row in STAGES.items() if stage not in ("pt", "rl")}
+    stages = {stage: row for stage, row in STAGES.items() if stage not in ("pt", "rl")}
+    scripts = {f"run_{stage}.py": (stage, on_demand(row.arguments)) for stage, row in stages.items()}
     scripts |= {f"run_rl.py --rl_algorithm {name}": ("rl", cls) for name, cls in algorithms().items()}
     upstream, seen = {entry.name for entry in fields(TrainingArguments)}, set()
     for script, (stage, cls) in scripts.items():

@@ -145,6 +145,12 @@ def run(workspace: Path, netguard_log: Path, starter: WarmStarter) -> Iterator[C
     assert not attempts, attempts
 
 
+def logged(folder: Path, name: str = "loss") -> list[float]:
+    """A figure of a run, in the order in which it was logged."""
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [entry[name] for entry in history if name in entry]
+
+
 def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process that no launcher has started: a test before may have become a world of one."""
     launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK")

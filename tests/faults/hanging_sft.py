@@ -30,7 +30,6 @@ def nothing_for_an_hour() -> None:
 
 HARMS = {
     "sleep": nothing_for_an_hour,
-    "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "raise": lambda: {}["no such key"],
     "stop": lambda: os.kill(os.getpid(), signal.SIGTERM),

@@ -130,14 +130,6 @@ def test_a_damaged_entry_is_made_again(
     cached("k", lambda work: pytest.fail("fixed once"), str(copied))
 
 
-@pytest.mark.parametrize("name", FILES[:3])
-def test_a_file_of_another_entry(copied: Path, name: str) -> None:
-    shutil.copy(copied / "datasets" / "other" / name, copied / "datasets" / "k" / name)
-    same = name == "dataset_info.json"  # says the columns, which are the same
-    dataset, _ = cached("k", (lambda _: pytest.fail("sound")) if same else write, str(copied))
-    assert dataset["input_ids"][:] == expected()
-
-
 @pytest.mark.parametrize("damage", ["cut at 0.999", "removed", "longer"])
 def test_other_processes_of_a_machine_see_what_is_missing(
     copied: Path, monkeypatch: pytest.MonkeyPatch, damage: str

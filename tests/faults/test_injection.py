@@ -68,10 +68,9 @@ def bench(injector: Injector, commands: dict[str, Command], tmp_path: Path) -> C
 # All that publish go one way (`hftune/publishing`): one command each that makes a folder, a file, a page, several files
 # or a run. Each meets every fault in the slow test.
 SOME = {
-    "consolidate": ("killed", "full disk", "faulty disk"),
+    "consolidate": ("full disk",),
     "score": ("killed",),
     "report": ("faulty disk",),
-    "ask": ("killed",),
     "sft": ("killed",),  # a stage takes seconds to start again; see also test_kills.py
 }
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import logged
+
 # (kills, processes, DeepSpeed config, further flags): 50 kills in all in the slow ones.
 CASES = [
     (2, 1, None, ["--async_save", "True"]),
@@ -48,13 +50,7 @@ def test_killed_runs_go_on(
     found = [report["step"] for report in reports]
     assert found == sorted(found) and found[-1] == steps
     assert all(report["not_whole"] == [] for report in reports), "something half written was called a checkpoint"
-    unharmed, harmed = losses(tmp_path / "unharmed"), losses(tmp_path / "harmed")
+    unharmed, harmed = logged(tmp_path / "unharmed"), logged(tmp_path / "harmed")
     assert len(harmed) == steps and harmed == unharmed, "same world: bit for bit"
     hidden = {file.name for file in (tmp_path / "harmed").glob(".*")}
     assert hidden <= {".hftune.written"}, "leftovers of killed runs"
-
-
-def losses(output: Path) -> list[float]:
-    """The loss of every step, as the last run's state has them."""
-    state = json.loads((output / "trainer_state.json").read_text())
-    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]

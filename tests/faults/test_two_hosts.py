@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.architectures import make_model
-from tests.conftest import Finished, free_port
+from tests.conftest import Finished, free_port, logged
 from tests.faults.test_watchdog import messages
 from tests.faults.two_hosts import TwoHosts, two_hosts, why_not
 
@@ -71,11 +71,6 @@ def cut_off(folder: Path) -> None:
     (folder / "hftune.json").write_text(json.dumps(manifest | {"status": "running"}))
 
 
-def losses(output: Path) -> list[float]:
-    state = json.loads((output / "trainer_state.json").read_text())
-    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
-
-
 def both(machines: TwoHosts) -> Finished:
     """What the first machine said, once both have succeeded."""
     first, second = machines.finish(200)
@@ -85,10 +80,7 @@ def both(machines: TwoHosts) -> Finished:
 
 @pytest.mark.parametrize(
     "stage, zero, launcher",
-    [
-        *(("pt", "zero2", "torchrun"), ("pt", "zero3", "deepspeed")),
-        *(("sft", "zero2", "deepspeed"), ("sft", "zero3", "torchrun")),
-    ],
+    [("pt", "zero2", "torchrun"), ("sft", "zero3", "deepspeed")],
 )
 def test_two_machines_train_as_one(
     machines: TwoHosts, start: Callable, here: Callable, tmp_path: Path, stage: str, zero: str, launcher: str
@@ -101,7 +93,7 @@ def test_two_machines_train_as_one(
         assert re.search(rf"rank {number} on {name}: CPU, \d+ thread\(s\), \d+ GiB, gloo", said), said
     assert "machine(s)" not in machines.log(1).read_text(), "it is said once"
     here(2, stage, tmp_path / "here", zero, *few).check()
-    assert losses(tmp_path / "out") == pytest.approx(losses(tmp_path / "here"), abs=1e-5)
+    assert logged(tmp_path / "out") == pytest.approx(logged(tmp_path / "here"), abs=1e-5)
 
 
 @pytest.mark.timeout(900)
@@ -125,8 +117,8 @@ def test_machines_that_share_no_files(
     start("sft", out, zero, *steps, *AUTO)
     assert "resuming from" in both(machines).output
     here(2, "sft", tmp_path / "here", zero, *steps).check()
-    expected = losses(tmp_path / "here")
-    assert losses(alpha) == pytest.approx(expected, abs=1e-5)
+    expected = logged(tmp_path / "here")
+    assert logged(alpha) == pytest.approx(expected, abs=1e-5)
 
     from_alpha = ("--resume_from_checkpoint", str(alpha / "checkpoint-4"))
     refused = here(1, "sft", tmp_path / "alone", zero, *steps, *from_alpha)
@@ -135,7 +127,7 @@ def test_machines_that_share_no_files(
         if not (alpha / "checkpoint-4" / "global_step4" / file.name).exists():
             file.rename(alpha / "checkpoint-4" / "global_step4" / file.name)
     here(1, "sft", tmp_path / "alone", zero, *steps, *from_alpha).check()
-    assert losses(tmp_path / "alone") == pytest.approx(expected, abs=1e-4)
+    assert logged(tmp_path / "alone") == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.timeout(600)
@@ -180,7 +172,7 @@ def test_machines_that_share_a_model_and_no_files(
     start("sft", out, zero, *steps, size, "2", *AUTO)
     assert "resuming from" in both(machines).output
     here(processes, "sft", tmp_path / "here", zero, *steps).check()
-    assert losses(alpha) == pytest.approx(losses(tmp_path / "here"), abs=1e-4)
+    assert logged(alpha) == pytest.approx(logged(tmp_path / "here"), abs=1e-4)
 
 
 @pytest.mark.timeout(600)
@@ -230,14 +222,4 @@ def test_told_to_stop_on_one_machine(
         assert not messages(said.output)
     here(1, "sft", out, "zero2", *steps, *AUTO).check()
     here(2, "sft", tmp_path / "here", "zero2", *steps).check()
-    assert losses(out) == pytest.approx(losses(tmp_path / "here"), abs=1e-4)
-
-
-@pytest.mark.timeout(600)
-def test_a_hang_ends_both_machines(machines: TwoHosts, start: Callable, tmp_path: Path) -> None:
-    start("sft", tmp_path / "out", "zero3", "--max_steps", "7", "--hang_timeout", "8", harm="sleep", launcher="srun")
-    for said in machines.finish(150):
-        assert said.code == 76, said.output[-3000:]
-        (message,) = messages(said.output)
-        assert "the run hangs: rank 1 on beta at step 4, forward, for " in message
-        assert re.search(r"^ +0 +alpha +4 +\w+ .* in .*wait.*, ", message, re.MULTILINE), message
+    assert logged(out) == pytest.approx(logged(tmp_path / "here"), abs=1e-4)

@@ -59,13 +59,6 @@ def test_a_planted_hang_is_named(harmed: Callable[..., Finished], launcher: str)
         assert "time.sleep(3600)" in message, "the stack of the rank that is behind"
 
 
-@pytest.mark.slow
-def test_a_frozen_rank_is_named(harmed: Callable[..., Finished]) -> None:
-    finished = harmed("freeze")
-    first = messages(finished.output)[0]
-    assert re.match(r"error: the run hangs: rank 1 on \S+ at step \d, .*, silent for \d+ s \(frozen", first)
-
-
 def test_a_killed_rank_is_named_at_once(harmed: Callable[..., Finished]) -> None:
     finished = harmed("kill", timeout=600)
     assert time.time() - harm_at(finished.output) < 300, "long before the time-out"

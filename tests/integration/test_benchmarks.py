@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

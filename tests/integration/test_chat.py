@@ -31,6 +31,7 @@ def environment(workspace: Path, netguard_log: Path) -> dict[str, str]:
     return without_launcher(os.environ) | own
 
 
+@pytest.mark.slow
 def test_a_conversation_at_a_terminal(models: dict[str, Path], environment: dict[str, str], tmp_path: Path) -> None:
     """Thoughts shown, a record saved, Ctrl-C in an answer and at the prompt."""
     file = tmp_path / "mine.jsonl"
@@ -51,20 +52,6 @@ def test_a_conversation_at_a_terminal(models: dict[str, Path], environment: dict
         assert [one["content"] for one in json.loads(file.read_text())["messages"]][1::2] == ["Five.", "Five."]
         terminal.ctrl_c()
         assert terminal.wait() == 130, "as every tool of hftune's"
-
-
-@pytest.mark.slow
-def test_ctrl_c_in_an_answer(models: dict[str, Path], environment: dict[str, str]) -> None:
-    words = [*CHAT, str(models["base"]), "--max_new_tokens", "2000"]
-    with AtTerminal(words, ROOT, environment) as terminal:
-        assert terminal.wait_until(lambda: terminal.output.endswith("> "), 300), terminal.output[-2000:]
-        begun = len(terminal.output)
-        os.write(terminal.master, b"Hello\n")
-        assert terminal.wait_until(lambda: len(terminal.output) > begun + 60, 60), terminal.output[-2000:]
-        terminal.ctrl_c()
-        assert terminal.wait_until(lambda: "[stopped]" in terminal.output and terminal.output.endswith("> "), 30)
-        os.write(terminal.master, b"\x04")
-        assert terminal.wait() == 0, "the end of the input is no error"
 
 
 @pytest.mark.slow

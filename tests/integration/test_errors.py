@@ -36,7 +36,7 @@ def test_merging_into_another_base(run: Callable, stage_run: Callable, tiny_mode
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
     make_other_weights(other)
-    adapter = str(stage_run("sft", "lora", "zero2").folder)
+    adapter = str(stage_run("sft", "lora", "single").folder)
     flags = ["--base_model_name_or_path", str(other), "--peft_model_path", adapter, "--output_dir", str(tmp_path / "m")]
     finished = run("merge_peft_adapter.py", *flags, warm=True)
     assert finished.code == 2 and "trained on other weights" in finished.output
@@ -44,7 +44,7 @@ def test_merging_into_another_base(run: Callable, stage_run: Callable, tiny_mode
 
 
 def test_finished_output_folder(sft: Callable, stage_run: Callable) -> None:
-    done = stage_run("sft", "lora", "zero2").folder
+    done = stage_run("sft", "lora", "single").folder
     before = (done / "hftune.json").read_bytes()
     message = sft(output_dir=str(done))
     assert "already holds a finished run" in message and "--overwrite_output_dir" in message

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.cli import dispatch
 from hftune.constants import GATE_EXIT_CODE
-from hftune.tools.pipeline.gates import Gate, check_gates
 
 
 @pytest.mark.slow
@@ -46,16 +44,3 @@ stages:
     again = run("-m", "hftune.cli", "pipeline", "run", str(file))
     assert again.code == GATE_EXIT_CODE and "good: unchanged, skipped" in again.output
     run("-m", "hftune.cli", "pipeline", "run", str(file), "--ignore_gates", "--to", "bad").check()
-
-
-@pytest.mark.slow
-def test_a_model_as_it_was_passes_twenty_times_of_twenty(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
-    def evaluated(name: str, *more: object) -> Path:
-        words = [tiny_model, "--validation_file_dir", tiny_data / "sft", "--eval_tasks", "loss", "chrf", "--use_cpu"]
-        dispatch(["evaluate", *map(str, [*words, "--max_new_tokens", 8, "--output_dir", tmp_path / name, *more])])
-        return tmp_path / name
-
-    before = evaluated("before")
-    for number in range(20):
-        after = evaluated(f"after-{number}", "--batch_tokens", 1 + 37 * number, "--against", before)
-        assert "passed" in check_gates([Gate("loss", drop=0), Gate("chrf", drop=0)], "sft", after)

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import logged
 from tests.unit.data.corpora import write_corpus
 
 LAUNCHERS = {
-    "one": ("python", []),
-    "two": ("torchrun --nproc_per_node 2", []),
-    "zero2": ("deepspeed --num_gpus 2", ["--deepspeed", "ds_configs/zero2.json"]),
-    "zero3": ("deepspeed --num_gpus 2", ["--deepspeed", "ds_configs/zero3.json"]),
+    "one": "python",
+    "two": "torchrun --nproc_per_node 2",
 }
 TOKENS = 240
 
@@ -49,25 +48,22 @@ def leg(run: Callable, tiny_model: Path, corpus: Path, tmp_path: Path) -> Callab
     """`leg("first", "two", "--max_steps", "3")`: train, with a global batch of 4 blocks of 4 tokens."""
 
     def train(name: str, world: str, *flags: str, batch: int = 2, accumulation: int = 1) -> Leg:
-        launcher, config = LAUNCHERS[world]
         folder, record = tmp_path / name, tmp_path / f"{name}-record"
         os.environ["RECORD_TO"] = str(record)
         run(
             "tests/integration/recording_pt.py",
-            *config,
             *("--model_name_or_path", str(tiny_model), "--output_dir", str(folder)),
             *("--tokenized_dir", str(corpus), "--block_size", "4", "--shuffle_buffer", "20", "--logical_shards", "16"),
             *("--per_device_train_batch_size", str(batch), "--gradient_accumulation_steps", str(accumulation)),
             *("--lr_scheduler_type", "constant", "--learning_rate", "1e-3", "--logging_steps", "1"),
             *("--gradient_checkpointing", "False", "--save_steps", "1000", *flags),
-            launcher=launcher,
+            launcher=LAUNCHERS[world],
             warm=True,
         ).check()
-        history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
         return Leg(
             folder,
             _recorded(record),
-            [entry["loss"] for entry in history if "loss" in entry],
+            logged(folder),
             json.loads((folder / "hftune.json").read_text()),
         )
 
@@ -98,35 +94,3 @@ def test_stopped_on_two_processes_and_resumed_on_one(leg: Callable[..., Leg]) ->
     assert third.losses == pytest.approx(whole.losses, abs=1e-4)
     assert third.manifest["trained_tokens"] == whole.manifest["trained_tokens"] >= 2 * (TOKENS - 72 - 60)
     assert third.manifest["data"]["train"]["tokens"] == TOKENS
-
-
-def test_gone_on_with_a_smaller_batch(leg: Callable[..., Leg]) -> None:
-    """7 steps of 4 blocks, then the other 32 blocks of the epoch on two processes in steps of 2."""
-    first = leg("first", "one", "--max_steps", "7", "--save_steps", "7", batch=4)
-    going_on = ("--resume_from_checkpoint", str(first.folder / "checkpoint-7"), "--num_train_epochs", "1")
-    second = leg("second", "two", *going_on, batch=1)
-    assert first.tokens() + second.tokens() == {token: 1 for token in range(TOKENS)}
-    assert second.manifest["steps"] == 7 + 16
-    assert any("16 are left to 1 epoch" in said for said in second.manifest["notices"])
-
-
-@pytest.mark.parametrize("world", ["zero2", pytest.param("zero3", marks=pytest.mark.slow)])
-def test_deepspeed_goes_on_where_it_was(leg: Callable[..., Leg], world: str) -> None:
-    first = leg("first", world, "--max_steps", "6", "--save_steps", "6", batch=1, accumulation=2)
-    going_on = ("--resume_from_checkpoint", str(first.folder / "checkpoint-6"), "--num_train_epochs", "1")
-    second = leg("second", world, *going_on, "--dataloader_num_workers", "2", batch=1, accumulation=2)
-    assert list(second.steps) == list(range(6, 15))
-    assert first.tokens() + second.tokens() == {token: 1 for token in range(TOKENS)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world, size", [("two", "--sequence_parallel_size"), ("zero2", "--tensor_parallel_size")])
-def test_processes_that_share_rows_or_matrices_get_the_same_blocks(
-    leg: Callable[..., Leg], world: str, size: str
-) -> None:
-    alone = leg("alone", "one", "--max_steps", "6", batch=4)
-    shared = leg("shared", world, size, "2", "--max_steps", "6", batch=4)
-    assert shared.losses == pytest.approx(alone.losses, abs=1e-4)
-    assert shared.manifest["trained_tokens"] == alone.manifest["trained_tokens"]
-    copies = 2 if size.startswith("--tensor") else 1  # of each token; slices are recorded in parts
-    assert {step: Counter({token: copies for token in tokens}) for step, tokens in alone.steps.items()} == shared.steps

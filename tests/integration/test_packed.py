@@ -7,12 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.architectures import make_model
+from tests.conftest import logged
 from tests.packed import pack
-
-
-def losses(folder: Path) -> list[float]:
-    state = json.loads((folder / "trainer_state.json").read_text())
-    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
 
 
 def test_zero3_on_fp8_experts(run: Callable, tiny_data: Path, tmp_path: Path) -> None:
@@ -30,7 +26,7 @@ def test_zero3_on_fp8_experts(run: Callable, tiny_data: Path, tmp_path: Path) ->
             launcher="deepspeed --num_gpus 2",
             warm=True,
         ).check()
-        found[model] = losses(output)
+        found[model] = logged(output)
         assert ("is stored in fp8" in finished.output) == (model == packed)
     assert found[packed] == found[Path(f"{packed}-whole")] and len(found[packed]) == 2
     config = json.loads((tmp_path / f"of-{packed.name}" / "config.json").read_text())

@@ -72,19 +72,10 @@ def in_shell(text: str, folder: Path, workspace: Path) -> Finished:
     return Finished(finished.returncode, finished.stdout)
 
 
-def before_and_after() -> dict[str, tuple[list[str], list[str]]]:
-    """Output folder -> the words of MedicalGPT's command and of hftune's, from the diffs of the page."""
-    found = {}
-    for block in blocks(MEDICALGPT):
-        if block.language == "diff":
-            old = "\n".join(line[1:] for line in block.text.splitlines() if not line.startswith("+"))
-            ((before,), (after,)) = commands(type(block)("bash", block.line, old)), commands(block)
-            found[after[after.index("--output_dir") + 1]] = (before, after)
-    return found
-
-
-EIGHT = before_and_after()
-MODELS = ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_5", "qwen3_5_moe"))]
+_DIFFS = [words for block in blocks(MEDICALGPT) if block.language == "diff" for words in commands(block)]
+EIGHT = {words[words.index("--output_dir") + 1]: words for words in _DIFFS}
+"""Output folder -> the words of hftune's command, from the diffs of the page."""
+MODELS = ["llama", "qwen3_5", "qwen3_5_moe"]
 """The tiny model of all tests; and MedicalGPT's default, in the layout that is published: a vision tower included."""
 DATA = {"./data/pretrain": "pt", "./data/sft": "sft", "./data/reward": "pairs", "data/grpo": "grpo"}
 
@@ -115,7 +106,7 @@ def run_eight(run: Callable, tiny_model: Path, tiny_data: Path, questions: Path,
     @functools.cache
     def once(name: str, model_type: str) -> Path:
         folder = workspace / "eight" / f"of-{model_type}" / name
-        after = EIGHT[name][1]
+        after = EIGHT[name]
         words = with_steps(arguments_of(after))
         for number, (flag, value) in enumerate(pairwise(words)):
             if flag in ("--model_name_or_path", "--sft_model_path", "--teacher_model_name_or_path"):
@@ -142,7 +133,7 @@ def with_steps(words: list[str]) -> list[str]:
     return words
 
 
-@pytest.mark.long
+@pytest.mark.slow  # quickly: each is parsed and checked by the tests of pages, and tests/matrix trains every stage
 @pytest.mark.parametrize("model_type", MODELS)
 @pytest.mark.parametrize("name", EIGHT)
 def test_the_eight_commands_train(name: str, model_type: str, run_eight: Callable) -> None:
@@ -151,6 +142,6 @@ def test_the_eight_commands_train(name: str, model_type: str, run_eight: Callabl
     assert manifest["status"] == "complete"
     state = json.loads((folder / "trainer_state.json").read_text())
     assert state["global_step"] == 2
-    assert (folder / "adapter_model.safetensors").is_file() == ("--use_peft" in EIGHT[name][1])
+    assert (folder / "adapter_model.safetensors").is_file() == ("--use_peft" in EIGHT[name])
     if "orpo" in name:
         assert manifest["arguments"]["training"]["loss_type"] == ["orpo"]

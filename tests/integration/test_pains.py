@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.conftest import logged
+
 GENERATION = ("--num_generations", "2", "--max_completion_length", "8", "--logging_steps", "1")
 
 
@@ -37,9 +39,7 @@ def test_rl_begins_with_the_sft_adapter(stage_run: Callable) -> None:
     function = "tests/integration/reward_functions.py:count_digits"
     flags = (*GENERATION, "--reward_funcs", function, "--beta", "0.1", "--peft_path", str(sft))
     result = stage_run("rl", "lora", "single", flags)
-    history = json.loads((result.folder / "trainer_state.json").read_text())["log_history"]
-    kl = [entry["kl"] for entry in history if "kl" in entry]
-    assert kl[0] == pytest.approx(0.0, abs=1e-6)
+    assert logged(result.folder, "kl")[0] == pytest.approx(0.0, abs=1e-6)
     assert str(sft) in [parent["folder"] for parent in result.manifest["parents"]]
     before, after = (load_file(folder / "adapter_model.safetensors") for folder in (sft, result.folder))
     assert before.keys() == after.keys()

@@ -21,6 +21,7 @@ import torch
 
 from hftune.checkpoints.engine_files import open_engine
 from hftune.checkpoints.sharded_state import WEIGHTS
+from tests.conftest import logged
 
 # Three steps an epoch, of which the last has two records; stopped in the second epoch, ended in the third.
 RECORDS, BATCH, STEPS, STOP = 10, 4, 7, 4
@@ -89,14 +90,12 @@ def legs(run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> Ca
 def read(folder: Path, name: str, finished: Any) -> Leg:
     if finished.code != 0:
         return Leg([], {}, finished.output, finished.code)
-    history = json.loads((folder / name / "trainer_state.json").read_text())["log_history"]
     records: dict[int, Counter[str]] = {}
     for file in folder.glob(f"{name}-record.*"):
         for line in file.read_text().splitlines():
             step, *rows = line.split()
             records.setdefault(int(step), Counter()).update(rows)
-    losses = [entry["loss"] for entry in history if "loss" in entry]
-    return Leg(losses, records, finished.output, finished.code)
+    return Leg(logged(folder / name), records, finished.output, finished.code)
 
 
 def check_same(resumed: Leg, whole: Leg, name: str, *, exact: bool = False) -> None:
@@ -135,15 +134,6 @@ def test_another_world_and_another_stage(legs: Callable[..., dict[str, Leg]]) ->
         epoch = sum((whole.records[step] for step in range(3)), Counter())
         assert len(epoch) == RECORDS and set(epoch.values()) == {1}, "each record once an epoch"
         assert sum(whole.records[2].values()) == RECORDS % BATCH
-
-
-def test_length_groups_in_the_second_epoch_and_another_world(legs: Callable[..., dict[str, Leg]]) -> None:
-    """Their order is the second epoch's, and the same for two processes."""
-    flags = [*METHODS["full"], "--train_sampling_strategy", "group_by_length"]
-    found = legs({"whole": (World("plain", 1), flags), "two": (World("plain", 2), [*flags, "FROM:whole"])})
-    check_same(found["two"], found["whole"], "two")
-    epochs = [sum((found["whole"].records[step] for step in steps), Counter()) for steps in ((0, 1, 2), (3, 4, 5))]
-    assert epochs[0] == epochs[1] and found["whole"].records[0] != found["whole"].records[3]
 
 
 @pytest.mark.slow

@@ -95,13 +95,3 @@ def test_a_model_answers_as_hftune_ask_says(folders: dict[str, Path], tmp_path: 
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", server.port))
         assert "nothing is left half written" in server.log.read_text()
-
-
-@pytest.mark.slow
-def test_an_adapter_answers_as_it_was_trained_and_ends(
-    folders: dict[str, Path], tmp_path: Path, netguard_log: Path
-) -> None:
-    with served(folders["thinks"], tmp_path / "log", netguard_log) as server:
-        said = server.chat("thinks").choices[0]
-        assert said.finish_reason == "stop" and said.message.content.strip() == "Five."
-        assert said.message.reasoning_content.strip() == "Two and three."

@@ -14,6 +14,7 @@ import pytest
 from tests.documents import CHINESE, DOCS, ROOT
 
 pytest.importorskip("mkdocs")
+pytestmark = pytest.mark.slow
 LOADED = re.compile(
     r"""<(?:script|img|iframe|source|link(?![^>]*alternate))\b[^>]*?(?:src|srcset|href)=["']?([^"'\s>]+)"""
 )

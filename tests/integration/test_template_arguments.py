@@ -57,10 +57,3 @@ def test_the_next_stage_takes_them(run: Callable, thoughtful: tuple[Path, str], 
     assert "was trained with enable_thinking true" in taken.output
     manifest = json.loads((tmp_path / "dpo" / "hftune.json").read_text())
     assert manifest["tokenizer"]["chat_template_kwargs"] == {"enable_thinking": True}
-
-
-def test_what_the_template_does_not_read(run: Callable, tiny_model: Path, tmp_path: Path) -> None:
-    data, given = write(tmp_path / "data.jsonl", THOUGHTS), ("--chat_template_kwargs", '{"enable_thinking": false}')
-    finished = run("run_sft.py", *flags(tiny_model, data, tmp_path / "out", *given), warm=True)
-    assert finished.code == 2 and "it reads none" in finished.output and "Traceback" not in finished.output
-    assert not (tmp_path / "out").exists()

@@ -6,13 +6,10 @@ What an attacker wants: a token that ends a turn or opens one, from text that no
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -80,29 +77,6 @@ def as_lines(file: Path, records: list[dict[str, Any]]) -> Path:
     return target
 
 
-def as_escapes(file: Path, records: list[dict[str, Any]]) -> Path:
-    """Every character of the attack as \\u003c: a search in the file's bytes would find nothing."""
-    target = file.with_suffix(".jsonl")
-    text = "".join(json.dumps(record) + "\n" for record in records)
-    target.write_text(text.replace("<", "\\u003c").replace("|", "\\u007c").replace(">", "\\u003e"))
-    return target
-
-
-def as_array(file: Path, records: list[dict[str, Any]]) -> Path:
-    target = file.with_suffix(".json")
-    target.write_text("[" + ",\n".join(map(json.dumps, records)) + "]")
-    return target
-
-
-def as_parquet(file: Path, records: list[dict[str, Any]]) -> Path:
-    target = file.with_suffix(".parquet")
-    pq.write_table(pa.Table.from_pylist(records), target)
-    return target
-
-
-OTHER_WRITERS = (as_escapes, as_array, as_parquet)
-
-
 def turns_of(tokenizer: Any, ids: list[int]) -> int:
     """How many turns a row opens: what a model takes for one."""
     return [int(token) for token in ids].count(tokenizer.convert_tokens_to_ids("<|im_start|>"))
@@ -116,16 +90,12 @@ def part_of(file: Path, encoder: Any, folder: Path, **flags: Any) -> Any:
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "write"), [*((name, as_lines) for name in SFT), *(("messages", write) for write in OTHER_WRITERS)]
-)
-def test_no_format_forges_a_turn(
-    name: str, write: Callable[..., Path], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", SFT)
+def test_no_format_forges_a_turn(name: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """Split, there are as many turns as in a harmless record; with `error` the record is refused, or left out."""
     harmless = json.loads(json.dumps(SFT[name]).replace("im_", "xx_").replace("endoftext", "xxoftext"))
     encoder = ChatEncoder(tokenizer, max_length=None)
-    file = write(tmp_path / "d", [harmless, SFT[name]])
+    file = as_lines(tmp_path / "d", [harmless, SFT[name]])
     part = part_of(file, encoder, tmp_path / "cache")
     assert part.counts.bordered == 1
     clean, split = (turns_of(tokenizer, ids) for ids in part.dataset["input_ids"])
@@ -137,15 +107,6 @@ def test_no_format_forges_a_turn(
     part = part_of(file, refusing, tmp_path / "cache", on_bad_record="drop")
     assert len(part.dataset) == 1 and part.counts.dropped == {"turn border in a text": 1}
     assert any(f"{file.name}:2" in text for text in notices())
-
-
-def test_what_was_found_is_said_for_each_split(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    file = as_lines(tmp_path / "d", [SFT["messages"], SFT["parts"]])
-    part = part_of(file, ChatEncoder(tokenizer, max_length=None), tmp_path / "cache")
-    said = [text for text in notices() if "2 of 2 records spell tokens" in text]
-    assert said and "<|im_end|> in 2" in said[-1] and "<|im_start|> in 1" in said[-1]
-    assert "--borders_in_text split" in said[-1]
-    assert part.counts.to_dict()["borders"] == {"<|im_end|>": 2, "<|im_start|>": 1}
 
 
 def test_a_stream_splits_and_says_so(tokenizer: PreTrainedTokenizerFast) -> None:

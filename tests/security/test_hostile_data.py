@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import json
 import os
-import pickle
 import re
-import resource
 import socket
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import zstandard
 
@@ -46,30 +39,6 @@ def records(file: Path) -> tuple[int, list[DataError]]:
             else:
                 count += 1
     return count, errors
-
-
-def measured(action: Callable[[], Any]) -> tuple[Any, int]:
-    """What an action returns, in a process of its own, and by how many bytes that grew at most."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        gc.disable()  # it would look at millions of lists again and again
-        try:
-            before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-            found = action()
-            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
-            os.write(writing, pickle.dumps((found, grown)))
-        except BaseException:
-            os.write(writing, pickle.dumps((traceback.format_exc(), -1)))
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as stream:
-        answer = stream.read()
-    _, status = os.waitpid(child, 0)
-    assert answer, f"the process ended with status {status}"
-    found, grown = pickle.loads(answer)
-    assert grown >= 0, found
-    return found, grown
 
 
 # --- what is no file -----------------------------------------------------------------------------------------------
@@ -213,77 +182,7 @@ def test_a_record_too_large_in_an_array_or_a_table(
     assert [(error.kind, error.place) for error in errors] == [("record too large", f"{file}:{line}")]
 
 
-def frame_with_window(log: int) -> bytes:
-    """A zstd frame that wants a window of 2**log bytes and holds some lines."""
-    options = zstandard.ZstdCompressionParameters(window_log=log, enable_ldm=False, write_content_size=False)
-    packer = zstandard.ZstdCompressor(compression_params=options).compressobj()
-    return packer.compress(GOOD * 100) + packer.flush()
-
-
-@pytest.mark.parametrize("log", [20, 27])
-def test_windows_of_all_sizes_are_read(tmp_path: Path, log: int) -> None:
-    (tmp_path / "a.jsonl.zst").write_bytes(frame_with_window(log))
-    assert records(tmp_path / "a.jsonl.zst") == (100, [])
-
-
 # --- Parquet and Arrow ------------------------------------------------------------------------------------------------
-
-
-def arrow(array: pa.Array, file: Path) -> None:
-    with pa.ipc.new_file(str(file), pa.schema({"a": array.type})) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays([array], ["a"]))
-
-
-def texts(count: int) -> pa.Array:
-    """So many texts of 500 characters."""
-    base = bytes(np.random.default_rng(0).integers(97, 122, 10_000, np.uint8)).decode()
-    return pa.array([base[start : start + 500] for start in range(9000)]).take(pa.array(np.arange(count) % 9000))
-
-
-def large_group(file: Path) -> int:
-    pq.write_table(pa.table({"text": texts(200_000)}), file, row_group_size=10**6, use_dictionary=False)
-    return 200_000
-
-
-def large_batch(file: Path) -> int:
-    arrow(texts(200_000), file)
-    return 200_000
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("make", [large_group, large_batch])
-def test_large_files_are_read_in_pieces(tmp_path: Path, make: Callable[[Path], int]) -> None:
-    file = tmp_path / ("a.arrow" if make is large_batch else "a.parquet")
-    rows, _ = measured(lambda: make(file))
-
-    def some() -> tuple[int, list[DataError], int]:
-        """The rows of the first chunk by themselves; how many all chunks have, and the bytes of the largest."""
-        count = largest = 0
-        read: list[Any] = []
-        for chunk in chunks([file]):
-            read = read or list(chunk.rows())
-            stream = getattr(chunk, "stream", b"")
-            count, largest = count + pa.ipc.open_stream(stream).read_all().num_rows, max(largest, len(stream))
-        return count, [row for row in read if isinstance(row, DataError)], largest
-
-    (count, errors, largest), grown = measured(some)
-    mapped = file.stat().st_size if file.suffix == ".arrow" else 0  # such pages are the system's to take back
-    assert (count, errors) == (rows, []) and largest < 5 * MIB and grown - mapped < 80 * MIB
-
-
-def test_data_as_others_write_them_are_read(tmp_path: Path) -> None:
-    table = pa.table({"text": [f"hello {number} " * 50 for number in range(3000)], "n": [[{"a": 1}]] * 3000})
-    for codec in ("snappy", "gzip", "zstd", "lz4", "brotli", "none"):
-        for version in ("1.0", "2.0"):
-            pq.write_table(table, tmp_path / "a.parquet", compression=codec, data_page_version=version)
-            assert records(tmp_path / "a.parquet") == (3000, [])
-    for codec in ("zstd", "lz4", None):
-        for new in (pa.ipc.new_file, pa.ipc.new_stream):
-            with new(
-                str(tmp_path / "a.arrow"), table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)
-            ) as writer:
-                writer.write_table(table)
-            assert records(tmp_path / "a.arrow") == (3000, [])
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------------

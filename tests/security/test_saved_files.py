@@ -55,14 +55,8 @@ def told(files: Iterator[tuple[str, bytes]]) -> list[tuple[str, str]]:
 
 
 STAGES = {
-    "pt": ("pt",),
-    "sft": ("sft",),
     "sft lora": ("sft", "--use_peft", "--lora_rank", "4"),
     "rm": ("rm",),
-    "dpo": ("dpo",),
-    "dpo lora": ("dpo", "--use_peft", "--lora_rank", "4"),
-    "grpo": ("rl",),
-    "rloo": ("rl", "--rl_algorithm", "rloo"),
     "ppo": ("rl", "--rl_algorithm", "ppo"),
     "async": ("sft", "--async_save", "True"),
 }

@@ -16,7 +16,7 @@ from hftune.publishing.ownership import WRITTEN_NAME, foreign_files
 from tests.faults.injection.server import KILL, Injector
 
 VICTIM, WORDS = "thesis.tex", "years of work"
-FREE, OLD, INTERRUPTED = "free", "old", "interrupted"
+FREE, OLD = "free", "old"
 
 
 @dataclass
@@ -191,9 +191,8 @@ class Pages(Bench):
 
     @cached_property
     def older(self) -> Path:
-        """What the command wrote when the folder's manifest said something else, or with further words."""
-        if not self.command.into:
-            return super().older
+        """What the command wrote when the folder's manifest said something else."""
+        assert self.command.into
         out, manifest = self.arranged("older", FREE), self.command.into / "hftune.json"
         (out / "hftune.json").write_text(manifest.read_text().replace("1.0", "2.0"))
         code, _ = self.injector.run(self.command.at(out), out.parent)
@@ -233,27 +232,6 @@ class Stage(Bench):
     """A run: the old result, the new one, or checkpoints and files from which the same command comes to the new one."""
 
     RESUME = ("--resume_from_checkpoint", "auto")
-
-    @cached_property
-    def stopped(self) -> Path:
-        """A run that was killed after its first checkpoint."""
-        out = self.arranged("stopped", FREE)
-        self.injector.run(self.command.at(out), out.parent)
-        published = [n for n, (kind, name) in enumerate(self.injector.seen, 1) if (kind, name) == CHECKPOINT]
-        shutil.rmtree(out.parent)
-        out = self.arranged("stopped", FREE)
-        code, _ = self.injector.run(self.command.at(out), out.parent, published[0] + 3, KILL)
-        assert code < 0 and (out / "checkpoint-1").is_dir() and not is_complete(out)
-        return out
-
-    def arranged(self, name: str, start: str) -> Path:
-        out = super().arranged(name, start)
-        if start == INTERRUPTED:
-            shutil.copytree(self.stopped, out)
-        return out
-
-    def words(self, start: str) -> list[str]:
-        return [*self.RESUME] if start == INTERRUPTED else super().words(start)
 
     def kept(self, out: Path) -> dict[str, str]:
         """Checkpoints are looked at by themselves; in hidden folders is what is not published yet, and a fresh start
@@ -297,9 +275,6 @@ class Stage(Bench):
         hidden = [str(path.relative_to(out)) for path in out.rglob(".*") if path.name != WRITTEN_NAME]
         assert not hidden, f"after call {number}: {hidden}"
         assert names(out.parent) == ["out", VICTIM]
-
-
-CHECKPOINT = ("rename", "/out/checkpoint-1")
 
 
 def differing(one: dict[str, str], other: dict[str, str]) -> list[str]:

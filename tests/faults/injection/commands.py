@@ -9,17 +9,14 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
-from tests.faults.injection.bench import FREE, INTERRUPTED, OLD, Command, Pages, Stage
+from tests.faults.injection.bench import FREE, OLD, Command, Pages, Stage
 from tests.unit.checkpoints.zero_files import PARAMETERS
 from tests.unit.checkpoints.zero_files import write as write_zero
 from tests.unit.merging.models import make_adapter
 
 RESULTS = ("merge", "consolidate", "score")
-PAGES = ("report", "ask")
-STAGES = ("sft", "sft resumed")
-STARTS: dict[str, tuple[str, ...]] = dict.fromkeys((*RESULTS, *PAGES, *STAGES), (FREE, OLD)) | {
-    "sft resumed": (INTERRUPTED,)
-}
+PAGES = ("report",)
+STARTS: dict[str, tuple[str, ...]] = dict.fromkeys((*RESULTS, *PAGES, "sft"), (FREE, OLD))
 """What is at the target before."""
 
 # Logs are the last run's, whatever became of it.
@@ -76,17 +73,9 @@ def _pages(model: Path, folder: Path) -> dict[str, Command]:
     manifest = {"stage": "sft", "status": "complete", "base": {"name": str(model)}, "metrics": {"train_loss": 1.0}}
     (run / "hftune.json").write_text(json.dumps(manifest))
     (run / "mine.txt").write_text("mine")
-    asked = ["hftune", "ask", "--models", str(model), "--max_new_tokens", "2", "--use_cpu", "--questions"]
     return {
         "report": Command(
             ["hftune", "report", "{out}"], overwrite=[], into=run, owned=("report.html", "report.md"), kind=Pages
-        ),
-        "ask": Command(
-            [*asked, "Who?", *_OUT],
-            earlier=["--questions", "Where?"],
-            overwrite=[],
-            owned=("answers.json", "hftune.json"),
-            kind=Pages,
         ),
     }
 
@@ -95,17 +84,8 @@ def _stages(model: Path, data: Path) -> dict[str, Command]:
     """One process each; what writes is the same in all stages."""
     shared = ["--model_name_or_path", str(model), *_OUT, *_QUICK, "--learning_rate", "1e-3"]
     shared += ["--train_file_dir", f"{data}/sft"]
-    own = {"sft": ["--max_steps", "1"], "sft resumed": ["--max_steps", "2", "--save_steps", "1"]}
-    return {
-        name: Command(
-            ["run_sft.py", *shared, *more],
-            earlier=["--learning_rate", "1e-2"],
-            changing=_OF_A_RUN,
-            sampled=True,
-            kind=Stage,
-        )
-        for name, more in own.items()
-    }
+    words, earlier = ["run_sft.py", *shared, "--max_steps", "1"], ["--learning_rate", "1e-2"]
+    return {"sft": Command(words, earlier=earlier, changing=_OF_A_RUN, sampled=True, kind=Stage)}
 
 
 def _reward_model(model: Path, folder: Path) -> Path:

@@ -14,23 +14,15 @@ import importlib
 import json
 import os
 import runpy
-import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from hftune import child_processes
-from tests.forks import fork, fork_and_wait, import_everything
+from tests.forks import fork_and_wait, import_everything
 from tests.warm import ROOT
 
-MODULES = (
-    *("cli", "merging.merge", "merging.peft_model", "tools.export.run"),
-    *("tools.pipeline.command", "tools.reporting.page", "tools.asking", "tools.scoring"),
-    *("tools.teaching.run", "tools.evaluating.run", "tools.sampling"),
-    *("tools.checking.run", "tools.schema.entry", "tools.init.folder"),
-)
+MODULES = ("cli", "merging.merge", "merging.peft_model", "tools.reporting.page", "tools.scoring", "tools.consolidating")
 SOURCE = Path(__file__).with_name("fail_at.c")
 KILL = -1
 
@@ -115,40 +107,12 @@ def serve() -> None:
 def start(asked: dict[str, Any], library: ctypes.CDLL, send: int) -> None:
     """Arm the library and run the command as Python's command line does."""
     sys.stdin = open(os.devnull)  # noqa: SIM115
-    from hftune.tools.pipeline import command
-
-    child_processes.start = start_warm
-    command.check_apart = lambda file: None
     noted = os.open(asked["trace"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     when, how, lasting = ctypes.c_long(asked["when"]), ctypes.c_int(asked["how"]), int(asked["lasting"])
     library.fail_at_arm(asked["below"].encode(), when, how, lasting, noted)
     with contextlib.suppress(SystemExit):
         run_command(asked["argv"])
         os.write(send, str(library.fail_at_calls()).encode())
-
-
-class Warm:
-    """A child of the pipeline's keeper, forked where the keeper would start a new Python: seconds sooner."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def wait(self) -> int:
-        """Its exit code, negative for a signal."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
-def start_warm(words: Sequence[str], *, env: Mapping[str, str], stdout: IO[bytes], **others: Any) -> Warm:
-    """A stage, a merge or `hftune ask`, with its output where the keeper wants it; calls count on in it."""
-
-    def work() -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        os.environ.update(env)
-        named = [*words[1:]] if Path(words[0]).name.startswith("python") else [*words]
-        run_command([named[0] if named[0] == "hftune" else Path(named[0]).name, *named[1:]])
-
-    return Warm(fork(work, Path(f"/proc/self/fd/{stdout.fileno()}"), 0, 1, 0))
 
 
 def run_command(argv: list[str]) -> None:

@@ -96,13 +96,6 @@ def test_before_each_turn_is_what_inference_is_given(name: str) -> None:
     check(name, random.Random(f"{name} 28").choice(ways_of(name)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_in_every_way(name: str) -> None:
-    for mode in ways_of(name):
-        check(name, mode)
-
-
 def check(name: str, mode: str) -> None:
     """What is trained of every conversation is behind what is asked, or the record is refused."""
     tokenizer = give_arguments(make_tokenizer(template(name)), MODES[mode])

@@ -140,15 +140,6 @@ def test_the_epochs_of_all_sources_end_together_without_weights() -> None:
     assert data.epochs(62) == {"a": 1.0, "b": 1.0, "c": 1.0}
 
 
-def test_a_run_that_was_stopped_trains_what_it_would_have_trained() -> None:
-    """The same blocks in the same order, also where the schedule was in the middle of its pattern."""
-    whole = dataset_of([[3] * 7, [2] * 20], shares=[2, 5])
-    stopped = dataset_of([[3] * 7, [2] * 20], shares=[2, 5])
-    stopped.check(json.loads(json.dumps(whole.state(11))))
-    for block in range(11, 40):
-        assert whole.segments(block) == stopped.segments(block)
-
-
 def test_other_data_or_another_order_is_refused() -> None:
     corpora = [[3] * 7, [2] * 20]
     state = json.loads(json.dumps(dataset_of(corpora).state(2)))

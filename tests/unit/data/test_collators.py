@@ -41,12 +41,6 @@ def test_pads_on_the_right() -> None:
     torch.testing.assert_close(batch["attention_mask"], expected)
 
 
-def test_tensors_are_taken_too() -> None:
-    examples = [{name: torch.tensor(value) for name, value in example.items()} for example in EXAMPLES]
-    batch = CausalCollator(pad_token_id=0)(examples)
-    torch.testing.assert_close(batch["labels"], CausalCollator(pad_token_id=0)(EXAMPLES)["labels"])
-
-
 # --- documents side by side -------------------------------------------------------------------------------------
 
 
@@ -197,14 +191,6 @@ def test_the_label_after_a_slice_is_kept() -> None:
     batch = FlatCollator()([{"input_ids": [20, 21], "labels": [20, 21]}])
     assert of(0, 2, batch)["shift_labels"].tolist() == [[21]]
     assert of(1, 2, batch)["shift_labels"].tolist() == [[X]]
-
-
-def test_nothing_is_lost_or_counted_twice() -> None:
-    for size in range(1, 8):
-        parts = [of(rank, size) for rank in range(size)]
-        assert torch.cat([part["input_ids"] for part in parts], dim=1).tolist() == row()["input_ids"].tolist()
-        trained = torch.cat([part["shift_labels"] for part in parts], dim=1)
-        assert trained[trained != X].tolist() == [11, 12, 22, 23]
 
 
 def test_a_row_shorter_than_the_group_is_filled_up() -> None:

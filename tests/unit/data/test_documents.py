@@ -37,20 +37,6 @@ def test_numbers_lengths_and_tokens(corpus: Path) -> None:
     assert documents.read(4, 0, 4).tolist() == [9, 10, 11, 12]
 
 
-def test_a_saved_selection_is_read_as_selected(corpus: Path, tmp_path: Path) -> None:
-    from datasets import load_from_disk
-
-    load_from_disk(corpus).select([4, 0]).save_to_disk(tmp_path / "selected")
-    documents = Documents(tmp_path / "selected")
-    assert documents.read(0, 0, 4).tolist() == [9, 10, 11, 12]
-    assert documents.read(1, 0, 3).tolist() == [0, 1, 2]
-
-
-def test_tokens_are_mapped_not_copied(corpus: Path) -> None:
-    view = Documents(corpus).read(2, 0, 5)
-    assert not view.flags.owndata and not view.flags.writeable
-
-
 def test_a_worker_opens_the_folder_itself(corpus: Path) -> None:
     documents = Documents(corpus, "named")
     sent = pickle.dumps(documents)
@@ -167,15 +153,3 @@ def test_a_window_mixes_documents_from_all_over() -> None:
     # Within the window no shard stays together: neighbours come from one shard as seldom as in a full shuffle
     # (9 of 199 pairs expected; 25 would be five standard deviations off).
     assert sum(one == two for one, two in itertools.pairwise(shards)) < 25
-
-
-def test_a_buffer_as_large_as_the_source_is_a_full_shuffle() -> None:
-    order = order_of([1] * 1000, shards=7, buffer=10**9)
-    drawn = np.array(tokens_of(order, 0, 1000))
-    assert abs(np.corrcoef(drawn, np.arange(1000))[0, 1]) < 0.15
-
-
-def test_only_a_few_windows_are_in_memory() -> None:
-    order = order_of([1] * 1000, shards=100, buffer=10)
-    tokens_of(order, 0, 5000)
-    assert len(order._windows) <= 3 and len(order._epochs) <= 3

@@ -6,12 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.preference import DPOArguments, RMArguments
 from hftune.data.counts import Counts
 from hftune.data.encode_pairs import (
     LabelledEncoder,
@@ -22,7 +19,6 @@ from hftune.data.encode_pairs import (
     PairText,
     truncated_pair,
 )
-from hftune.data.encode_rewards import RewardPairEncoder
 from hftune.data.splits import describe
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import (
@@ -210,34 +206,6 @@ def test_what_is_kept(way: str, limits: tuple[Any, ...], lengths: tuple[int, ...
     assert (found and (len(found.prompt), *map(len, found.answers))) == lengths
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.tuples(*[st.integers(1, 20)] * 3),
-    st.integers(2, 45),
-    st.none() | st.integers(1, 25),
-    st.none() | st.integers(1, 25),
-    st.sampled_from(["cut", "cut_prompt", "cut_answer", "drop"]),
-)
-def test_whatever_stays_fits(
-    sizes: tuple[int, int, int], total: int, prompt: int | None, completion: int | None, too_long: str
-) -> None:
-    pair, counts = numbered(*sizes), Counts()
-    found = truncated_pair(pair, Limits(total, prompt, completion, too_long), counts)
-    fits = pair.length <= total and sizes[0] <= (prompt or 99) and max(sizes[1:]) <= (completion or 99)
-    if found is None:
-        assert not fits and too_long != "cut" and counts.dropped == {"longer than its lengths": 1}
-        return
-    assert found.length <= total and min(len(found.prompt), *map(len, found.answers)) >= 1
-    assert len(found.prompt) <= (prompt or 99) and found.answer <= (completion or 99)
-    assert found.prompt.tolist() == pair.prompt.tolist()[len(pair.prompt) - len(found.prompt) :]
-    assert found.answers[0].tolist() == pair.answers[0].tolist()[: len(found.answers[0])]
-    cut = {*counts.cut}
-    assert cut <= {"drop": set(), "cut_prompt": {"prompt"}, "cut_answer": {"answer"}}.get(
-        too_long, {"prompt", "answer"}
-    )
-    assert bool(cut) == (not fits)
-
-
 def test_answers_with_a_label_are_cut_and_dropped_alike(chatml: PreTrainedTokenizerFast) -> None:
     value = {"prompt": "abcd", "completion": "ABCDEFGH", "label": True}
     for limits, used in (
@@ -249,6 +217,16 @@ def test_answers_with_a_label_are_cut_and_dropped_alike(chatml: PreTrainedTokeni
         counts = Counts()
         encoder.encode([encoder.parse(row(**value))], counts)
         assert counts.used == used
+
+
+@pytest.mark.parametrize("longer", ["chosen", "rejected"])
+def test_characters_of_the_prompt_and_the_longer_answer(chatml: PreTrainedTokenizerFast, longer: str) -> None:
+    """MedicalGPT's rule: of the rendered prompt and the answer as it was given; one more is one too many."""
+    pair = row(**PAIR | {longer: "x" * 30})
+    for budget, dropped in ((len(PROMPT) + 30, {}), (len(PROMPT) + 29, {"more characters than its lengths": 1})):
+        encoder, counts = PairEncoder(chatml, limits=Limits(999, characters=budget)), Counts()
+        encoder.encode([encoder.parse(pair)], counts)
+        assert counts.dropped == dropped
 
 
 # --- flags ----------------------------------------------------------------------------------------------------------
@@ -271,85 +249,3 @@ def test_lengths_by_flags() -> None:
             args(stage, *both, "--length_budget", "sum_of_characters")
         with pytest.raises(ArgumentError, match="--too_long cannot be"):
             args(stage, "--too_long", "forget")
-
-
-# --- MedicalGPT's rules, stated again -------------------------------------------------------------------------------
-
-
-def turns_of(record: dict[str, Any]) -> list[dict[str, str]]:
-    roles = {"human": "user", "gpt": "assistant", "system": "system"}
-    return [{"role": roles[turn["from"]], "content": turn["value"]} for turn in record["conversations"]]
-
-
-def prompt_of(record: dict[str, Any], tokenizer: Any) -> str:
-    return str(tokenizer.apply_chat_template(turns_of(record), tokenize=False, add_generation_prompt=True))
-
-
-def theirs_in_characters(record: dict[str, Any], tokenizer: Any, budget: int) -> bool:
-    """`0 < len(prompt + answer) <= max_source_length + max_target_length` for both answers, of the rendered prompt."""
-    prompt = prompt_of(record, tokenizer)
-    return all(0 < len(prompt + record[side]) <= budget for side in ("chosen", "rejected"))
-
-
-def theirs_in_tokens(record: dict[str, Any], tokenizer: Any, budget: int) -> bool:
-    """`0 < len(input_ids) <= max_source_length + max_target_length` for both conversations."""
-    turns = turns_of(record)
-    for side in ("chosen", "rejected"):
-        whole = [*turns, {"role": "assistant", "content": record[side]}]
-        text = tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=False)
-        if not 0 < len(tokenizer(text, add_special_tokens=False)["input_ids"]) <= budget:
-            return False
-    return True
-
-
-def kept_here(encoder: PairEncoder, records: list[dict[str, Any]]) -> tuple[list[bool], Counts]:
-    """Which records are kept, one by one, and the counts of all."""
-    every, kept = Counts(), []
-    for number, record in enumerate(records):
-        counts = Counts()
-        encoder.encode([encoder.parse(row(number + 1, **record))], counts)
-        kept.append(counts.used == 1)
-        every.add(counts)
-    return kept, every
-
-
-def of_theirs(stage: str, source: int, target: int) -> DPOArguments | RMArguments:
-    """The arguments of a command of MedicalGPT's."""
-    flags = ["--max_source_length", str(source), "--max_target_length", str(target), "--defaults", "medicalgpt"]
-    return parse_arguments(stage, ["--output_dir", "o", "--do_train", *flags])[-1]
-
-
-def test_the_same_records_are_kept(chatml: PreTrainedTokenizerFast) -> None:
-    """Prompts and answers of all lengths around the budget; one more character is one too many."""
-    records = [
-        {"conversations": [{"from": "human", "value": "a" * asked}], "chosen": "b" * said, "rejected": "c" * other}
-        for asked in (1, 20, 60)
-        for said in (1, 30, 31, 32, 33, 90)
-        for other in (2, 31, 32, 95)
-    ]
-    for source, target in ((60, 40), (64, 64), (90, 30)):
-        by_characters = [theirs_in_characters(record, chatml, source + target) for record in records]
-        assert 0 < sum(by_characters) < len(records)
-        kept, counts = kept_here(PairEncoder.from_arguments(chatml, of_theirs("dpo", source, target)), records)
-        # TRL then cuts what has more tokens than that at its end: of a longer prompt no answer would be left.
-        prompts = [len(chatml(prompt_of(record, chatml))["input_ids"]) for record in records]
-        assert kept == [fits and tokens < source + target for fits, tokens in zip(by_characters, prompts, strict=True)]
-        assert counts.cut.keys() <= {"answer"}
-        assert counts.dropped["more characters than its lengths"] == len(records) - sum(by_characters)
-        kept, counts = kept_here(RewardPairEncoder.from_arguments(chatml, of_theirs("rm", source, target)), records)
-        assert kept == [theirs_in_tokens(record, chatml, source + target) for record in records]
-        assert counts.truncated == 0
-
-
-def test_one_budget_trains_whole_what_two_limits_cut(chatml: PreTrainedTokenizerFast) -> None:
-    """A short prompt leaves its room to a long answer."""
-    value = {"prompt": "ab", "chosen": "A" * 30, "rejected": "B" * 20}
-    lengths = ["--max_prompt_length", "30", "--max_completion_length", "20"]
-    apart, together = (
-        PairEncoder.from_arguments(chatml, parse_arguments("dpo", ["--output_dir", "o", *lengths, *more])[-1])
-        for more in ([], ["--length_budget", "sum"])
-    )
-    counts = [Counts(), Counts()]
-    for encoder, found in zip((apart, together), counts, strict=True):
-        encoder.encode([encoder.parse(row(**value))], found)
-    assert [found.cut for found in counts] == [{"answer": 1}, {}]

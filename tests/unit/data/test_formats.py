@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from hftune.data.compared_answers import to_preference
-from hftune.data.files import Row, find_files
+from hftune.data.files import Row
 from hftune.data.formats import (
     FORMATS,
     KTO,
@@ -35,7 +31,6 @@ from tests.unit.data.helpers import (
     R,
     assistant,
     make_tokenizer,
-    read_rows,
     row,
     template,
     tokenize_chat,
@@ -149,18 +144,6 @@ def test_every_format_that_messages_suggest_is_read(script: str) -> None:
             value = {"messages": C}
         assert read.get(script, to_prompt)(row(**value))
         assert describe_format(value, script).startswith(known.name) or script == "run_dpo.py"
-
-
-def test_mixed_formats_in_one_folder(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(
-        json.dumps({"messages": UA}) + "\n" + json.dumps({"prompt": "Q", "completion": "A"})
-    )
-    (tmp_path / "b.csv").write_text("query,response\nQ,A\n")
-    pq.write_table(pa.Table.from_pylist([{"instruction": "Q", "output": "A"}, {"src": ["Q"], "tgt": ["A"]}],
-                   pa.schema({"instruction": pa.string(), "output": pa.string(), "src": pa.list_(pa.string()),
-                              "tgt": pa.list_(pa.string())})), tmp_path / "c.parquet")  # fmt: skip
-    read = [to_conversation(row_).messages for row_ in read_rows(find_files(str(tmp_path), "--train_file_dir"))]
-    assert read == [UA] * 5
 
 
 @pytest.mark.parametrize(

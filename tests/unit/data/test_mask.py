@@ -203,18 +203,6 @@ def test_another_beginning_is_refused() -> None:
         rows(TIGHT, [user("a"), assistant("<think>one</think>b", reasoning_content="two")])
 
 
-@pytest.mark.parametrize("earlier", [True, False])
-def test_whether_a_turn_is_asked_otherwise_since_another_follows(earlier: bool) -> None:
-    finder: Any = SimpleNamespace(
-        text="<user>a<end>abcdefghijklmnopqrstuvwxyz", beginning=lambda index, prompt: "<user>a<end>Sure: ",
-        _is_earlier=lambda index: earlier,
-    )  # fmt: skip
-    said = str(TurnFinder._inexact(finder, 1, 12))
-    assert "turn 2 (assistant) with 'Sure: ' where it writes 'abcdefghijklmnopqrst'" in said
-    why = ", as it rewrites earlier turns" if earlier else ""
-    assert f"in the conversation{why}: what would be trained" in said
-
-
 # Thoughts before a call are shown until the answer is written.
 DROPPING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -252,50 +240,6 @@ def test_none_where_the_turn_is_written_in_another_way() -> None:
     assert asked_turn(finder(DROPPING.split("{% if add_generation")[0], *SAID, assistant("A"))) is None
     assert asked_turn(finder(DROPPING, SAID[1], SAID[2], assistant("A"))) is None
     assert asked_turn(finder(template("qwen2_5"), *SAID[:1], assistant("A", reasoning_content="oh"))) is None
-
-
-MARK = st.text("<>|[ae", min_size=1, max_size=4)
-CONTENT = st.text("<>|[ae \n你", max_size=6)
-TRAINED = st.lists(st.booleans(), min_size=3, max_size=3)
-
-
-def written(opening: str, middle: str, closing: str, tail: str, head: str) -> str:
-    """A template that writes turns one after the other, each between the same marks."""
-    return (
-        f"{head}{{% for m in messages %}}{{{{ {opening!r} + m.role + {middle!r} + m.content + {closing + tail!r} }}}}"
-        f"{{% endfor %}}{{% if add_generation_prompt %}}{{{{ {opening + 'assistant' + middle!r} }}}}{{% endif %}}"
-    )
-
-
-@settings(max_examples=60)
-@given(
-    opening=MARK, middle=MARK, closing=MARK, tail=st.sampled_from(["", "\n", "\n\n"]),
-    head=st.sampled_from(["", "<bos>"]), said=st.lists(st.tuples(CONTENT, CONTENT), min_size=1, max_size=3),
-    trained=TRAINED, last=st.booleans(),
-)  # fmt: skip
-def test_an_answer_and_its_end(
-    opening: str,
-    middle: str,
-    closing: str,
-    tail: str,
-    head: str,
-    said: list[tuple[str, str]],
-    trained: list[bool],
-    last: bool,
-) -> None:
-    messages, text, wanted = [], head, []
-    for number, (question, answer) in enumerate(said):
-        messages += [user(question), assistant(answer, weight=int(trained[number]))]
-        text += f"{opening}user{middle}{question}{closing}{tail}{opening}assistant{middle}"
-        if trained[number] and (not last or number == len(said) - 1):
-            wanted.append((len(text), len(text) + len(answer + closing)))
-        text += f"{answer}{closing}{tail}"
-    try:
-        found = SpanFinder(make_tokenizer(written(opening, middle, closing, tail, head)), last_turn_only=last)(messages)
-    except DataError:
-        return
-    assert found.text == text
-    assert [(span.start, span.end) for span in found.spans] == wanted
 
 
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))

@@ -176,11 +176,3 @@ def test_a_schedule_counts_up_each_source_and_keeps_the_shares(shares: list[int]
         taken[source] += 1
     exact = [Fraction((start + 300) * share, sum(shares)) for share in shares]
     assert all(abs(count - share) <= len(shares) / 2 for count, share in zip(taken, exact, strict=True))
-
-
-def test_every_block_has_one_place_whatever_was_asked_before() -> None:
-    schedule, again = Schedule([5, 3, 7, 1]), Schedule([5, 3, 7, 1])
-    places = [schedule.locate(block) for block in range(5000)]
-    assert len(set(places)) == len(places)
-    for block in (4999, 0, 2000, 1):
-        assert again.locate(block) == places[block]

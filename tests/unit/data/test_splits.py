@@ -22,7 +22,6 @@ from hftune.data.encode import ChatEncoder
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.files import Row
 from hftune.data.mixture import Mixture
-from hftune.data.packing import PackStats
 from hftune.data.sources import hold_out
 from hftune.data.splits import (
     Splits,
@@ -190,21 +189,6 @@ def test_records_of_both_splits_are_read_once(tmp_path: Path) -> None:
     assert (about["eval"]["rows"], about["eval"]["used"], about["eval"]["dropped"]) == (3, 3, {})
 
 
-def test_bad_records_stop_the_run_or_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"n": 1}\n{"n": -1}\n{"n"\n{"n": 4}\n')
-    arguments = DataArguments(
-        train_file_dir=str(tmp_path / "train.jsonl"), data_cache_dir=str(tmp_path / "cache"), max_train_samples=4
-    )
-    with pytest.raises(DataError, match="negative") as caught:
-        loaded(arguments)
-    assert caught.value.place == f"{tmp_path}/train.jsonl:2"
-    arguments.on_bad_record = "drop"
-    splits = loaded(arguments)
-    assert numbers_of(splits.train) == [1, 4]
-    assert splits.about["train"]["dropped"] == {"negative number": 1, "malformed JSON": 1}
-    assert splits.about["train"]["examples"]["negative number"] == f"{tmp_path}/train.jsonl:2: negative"
-
-
 def test_counts_in_words() -> None:
     counts = Counts(rows=10, used=7, dropped={"too long": 3}, truncated=1, tokens=200, trained_tokens=50)
     said = describe(counts.to_dict())
@@ -299,27 +283,6 @@ def test_several_sources_are_joined_taken_from_and_mixed(tmp_path: Path) -> None
     arguments.num_samples_each_epoch = 8
     mixture = load_splits(Numbers(), arguments, training).mixture
     assert mixture is not None and mixture.counts() == [6, 2]
-
-
-def test_columns_are_read_under_our_names(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text('{"value": 1}\n{"n": 2}\n')
-    arguments = DataArguments(
-        train_file_dir=str(tmp_path / "t.jsonl"), columns="n=value", data_cache_dir=str(tmp_path / "cache")
-    )
-    assert numbers_of(loaded(arguments).train) == [1, 2]
-    arguments.columns = "n=valeu"
-    (tmp_path / "t.jsonl").write_text('{"n": 1}\n')
-    with pytest.raises(ArgumentError, match="no record has the column valeu"):
-        loaded(arguments)
-
-
-def test_packing_in_a_line() -> None:
-    about = {**PackStats(2048, 10, 30, 2, 20000, 9000, 5).to_dict(), "strategy": "bfd_split"}
-    line = describe(Counts(rows=30, used=30, tokens=20000, trained_tokens=9000, packing=about).to_dict())
-    assert line == (
-        "30 records read, 30 used, 20000 tokens, 9000 trained (45 %), packed (bfd_split) into 10 rows of 2048, "
-        "97.7 % full, 2 split, 5 tokens left out in rows with nothing to train"
-    )
 
 
 @pytest.fixture

@@ -121,18 +121,6 @@ def test_resuming_in_the_same_world_changes_nothing(block_size: int | None, stop
     assert saved(second)["totals"] == saved(straight)["totals"]
 
 
-def test_a_checkpoint_is_small_whatever_the_worlds_before_it() -> None:
-    """Those that all ranks of the newest have left behind are forgotten."""
-    state = None
-    for ranks in (3, 2, 5, 1, 4):
-        world = world_of(ranks, 2, state, count=40)
-        for _ in range(9):
-            for rank in world:
-                rank.train()
-        state = saved(world)
-        assert len(state["trained"]) <= 2
-
-
 def test_blocks_by_hand() -> None:
     """Records [0 1 2 3] [4 5 6 7] [8 9 10 11] in the order of the files, in blocks of 6, over the end of the epoch."""
     no = IGNORE_INDEX
@@ -163,11 +151,6 @@ def test_examples_are_mixed_within_a_window_and_differ_by_epoch() -> None:
     assert first != sorted(first) and first != again
     plain = [ids[0] // 4 for ids in examples_of(stream_of(40, per_chunk=10, seed=None), 40)]
     assert plain == list(range(40))
-
-
-def test_fewer_records_than_ranks_leave_no_rank_waiting() -> None:
-    for rank in range(5):
-        assert len(examples_of(stream_of(3, per_chunk=3, rank=rank, world=5), 6)) == 6
 
 
 def test_bad_records_end_the_run_or_are_counted() -> None:

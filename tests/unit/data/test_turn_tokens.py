@@ -8,8 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
@@ -101,24 +99,6 @@ def test_split_puts_no_border_token(family: str, place: str) -> None:
     assert tokenizer.decode(ids_of(split)) == tokenizer.decode(ids_of(allowed))
     said = [[tokenizer.decode(run) for run in trained_runs(one)] for one in (split, allowed)]
     assert said[0] == said[1] and len(said[0]) == len(trained_runs(harmless))
-
-
-@each_family
-def test_allow_is_what_the_tokenizer_makes_of_the_text(family: str) -> None:
-    tokenizer = family_tokenizer(family)
-    messages = [user(injection(family)), assistant("ok " + injection(family))]
-    dataset, _ = tokenize_chat([row(messages=messages)], tokenizer, max_length=None, borders_in_text="allow")
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert ids_of(dataset[0]) == tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-@pytest.mark.parametrize(("family", "mark"), [*zip(FAMILIES, MARKS, strict=False), ("chatml", "<tool_call>")])
-def test_marks_that_belong_into_answers_stay_tokens(family: str, mark: str) -> None:
-    tokenizer = family_tokenizer(family)
-    for bad in ("", injection(family)):
-        messages = [user("q" + bad), assistant(f"a {mark} b")]
-        dataset, _ = tokenize_chat([row(messages=messages)], tokenizer, max_length=None)
-        assert ids_of(dataset[0]).count(tokenizer.convert_tokens_to_ids(mark)) == 1 + (mark in bad)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -338,52 +318,6 @@ def test_prompts_count_by_the_ids_that_answers_will_see(mode: str) -> None:
     encoder, counts = PromptEncoder(make_tokenizer(), max_prompt_length=30, borders_in_text=mode), Counts()
     encoder.encode([encoder.parse(row(prompt=BAD))], counts)
     assert counts.used == (mode == "allow") and counts.bordered == 1
-
-
-# --- whatever is said ---------------------------------------------------------------------------------------------
-
-
-@st.composite
-def _saying(draw: Any, family: str) -> str:
-    """Texts made of borders, their parts and other things."""
-    borders = sorted(borders_of_family(family))
-    halves = [border[:cut] for border in borders for cut in (1, len(border) // 2)]
-    halves += [border[cut:] for border in borders for cut in (1, len(border) // 2)]
-    piece = st.one_of(
-        st.sampled_from([*borders, *halves, *MARKS]),
-        st.sampled_from([" ", "\n", "a", "user", "世", "🙂", "hello world"]),
-    )
-    return "".join(draw(st.lists(piece, max_size=8)))
-
-
-@settings(max_examples=25, deadline=None)
-@given(data=st.data(), family=st.sampled_from([*FAMILIES]), kind=st.sampled_from(KINDS))
-def test_no_border_token_beyond_the_templates_own(data: Any, family: str, kind: str) -> None:
-    """And the text is that of the template, character for character; labels cover the same of it in either mode."""
-    tokenizer = family_tokenizer(family, kind)
-    said = [data.draw(_saying(family)) for _ in range(3)]
-    turns = [user(f"u{said[0]}u"), assistant(f"a{said[1]}a"), user("v"), assistant(f"b{said[2]}b")]
-    harmless = [user("u"), assistant("a"), user("v"), assistant("b")]
-    found = {mode: tokenize_chat([row(messages=turns)], tokenizer, max_length=None, borders_in_text=mode)[0][0]
-             for mode in ("split", "allow")}  # fmt: skip
-    plain = tokenize_chat([row(messages=harmless)], tokenizer, max_length=None)[0][0]
-    split = ids_of(found["split"])
-    assert border_ids(tokenizer, family, split) == border_ids(tokenizer, family, ids_of(plain))
-    if kind != "bytes":
-        return  # other kinds write spaces of their own around special tokens when they decode
-    text = tokenizer.apply_chat_template(turns, tokenize=False)
-    assert tokenizer.decode(split) == text
-    runs = [[tokenizer.decode(run) for run in trained_runs(one)] for one in found.values()]
-    assert runs[0] == runs[1] and len(runs[0]) == 2
-    ends = [tokenizer.decode(run)[1:] for run in trained_runs(plain)]
-    assert runs[0] == [f"a{said[1]}a{ends[0]}", f"b{said[2]}b{ends[1]}"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@each_family
-def test_the_borders_of_a_family(family: str, kind: str) -> None:
-    tokenizer = family_tokenizer(family, kind)
-    assert {*turn_tokens(tokenizer, Renderer(tokenizer))} == borders_of_family(family)
 
 
 @pytest.mark.parametrize(

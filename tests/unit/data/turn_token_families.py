@@ -1,4 +1,4 @@
-"""Tokenizers made on the spot with the turn tokens and templates of three families, by two kinds of words."""
+"""Tokenizers made on the spot with the turn tokens and templates of two families, by two kinds of words."""
 
 from __future__ import annotations
 
@@ -65,21 +65,6 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], str | None, str]] = {
         ("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
         "<s>",
         "</s>",
-    ),
-    "deepseek": (
-        "{{ bos_token }}"
-        + _template(
-            BEGIN_SYSTEM="",
-            END="",
-            BEGIN_USER="<｜User｜>",
-            BEGIN_TOOL="<｜tool▁output▁begin｜>",
-            END_TOOL="<｜tool▁output▁end｜>",
-            BEGIN_ASSISTANT="<｜Assistant｜>",
-            END_ASSISTANT="<｜end▁of▁sentence｜>",
-        ),
-        ("<｜User｜>", "<｜Assistant｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
-        "<｜begin▁of▁sentence｜>",
-        "<｜end▁of▁sentence｜>",
     ),
 }
 KINDS = ("bytes", "pieces")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,42 +94,6 @@ def test_other_kinds_of_adapters_go_through_peft(base: Path, tmp_path: Path) -> 
     assert any("of type IA3" in said for said in manifest["notices"])
     with torch.no_grad():
         torch.testing.assert_close(merged_logits(tmp_path / "merged"), adapted.eval()(IDS).logits, atol=1e-5, rtol=1e-5)
-
-
-def test_initialisations_that_change_the_base(base: Path, tmp_path: Path) -> None:
-    """Unconverted they go through peft, which changes the base again as it loads."""
-    adapter = make_adapter(base, tmp_path / "adapter", target_modules=ATTENTION, init_lora_weights="pissa")
-    manifest = merge(adapter, tmp_path / "merged")
-    assert manifest["merged_by"] == "peft" and any("pissa" in said for said in manifest["notices"])
-    torch.testing.assert_close(merged_logits(tmp_path / "merged"), adapted_logits(base, adapter), atol=1e-4, rtol=1e-4)
-
-
-def test_a_converted_initialisation_is_plain_lora(base: Path, tmp_path: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    adapted = get_peft_model(load_plain(base), LoraConfig(r=4, target_modules=ATTENTION, init_lora_weights="pissa"))
-    adapted.peft_config["default"].init_lora_weights = True
-    adapted.save_pretrained(tmp_path / "start")
-    adapted.peft_config["default"].init_lora_weights = "pissa"
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
-                parameter.add_(torch.randn(parameter.shape) * 0.1)
-        wanted = adapted.eval()(IDS).logits
-    adapted.save_pretrained(tmp_path / "adapter", path_initial_model_for_weight_conversion=str(tmp_path / "start"))
-    assert merge(tmp_path / "adapter", tmp_path / "merged", base_model_name_or_path=str(base))["merged_by"] == "hftune"
-    torch.testing.assert_close(merged_logits(tmp_path / "merged"), wanted, atol=1e-4, rtol=1e-4)
-
-
-def test_a_base_in_bin_files(base: Path, adapter: Path, tmp_path: Path) -> None:
-    old = tmp_path / "old"
-    shutil.copytree(base, old)
-    torch.save(load_file(old / "model.safetensors"), old / "pytorch_model.bin")
-    (old / "model.safetensors").unlink()
-    manifest = merge(adapter, tmp_path / "merged", base_model_name_or_path=str(old))
-    assert manifest["merged_by"] == "peft"
-    merge(adapter, tmp_path / "ours")
-    torch.testing.assert_close(merged_logits(tmp_path / "merged"), merged_logits(tmp_path / "ours"))
 
 
 def test_a_base_on_the_hub(base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

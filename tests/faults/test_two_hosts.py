@@ -78,10 +78,7 @@ def both(machines: TwoHosts) -> Finished:
     return first.check()
 
 
-@pytest.mark.parametrize(
-    "stage, zero, launcher",
-    [("pt", "zero2", "torchrun"), ("sft", "zero3", "deepspeed")],
-)
+@pytest.mark.parametrize("stage, zero, launcher", [("pt", "zero2", "torchrun"), ("sft", "zero3", "deepspeed")])
 def test_two_machines_train_as_one(
     machines: TwoHosts, start: Callable, here: Callable, tmp_path: Path, stage: str, zero: str, launcher: str
 ) -> None:

@@ -174,7 +174,6 @@ def copy_without(source: Path, target: Path, *names: str) -> None:
 _parsed, _checked = partial(Mistake, until="parse"), partial(Mistake, until="check")
 
 RL = "--reward_funcs format --num_generations 2 --per_device_train_batch_size 2 --max_completion_length 4"
-MINIMAL = "model_name_or_path: {model}\ntrain_file_dir: {data}/sft\noutput_dir: {out}\n"
 WRONG_KEYS = _lines({"questoin": "What is 2 plus 3?", "anser": "5"})
 BROKEN = _lines(CHAT) + '{"messages": [{"role": "user", "content": "a"\n'
 
@@ -225,10 +224,7 @@ MISTAKES = [
         taken("--model_name_or_path", r"use the base it was trained on: (\S+)"),
     ),
     _checked(
-        "a reward model is fine-tuned",
-        "run_sft --model_name_or_path {reward}",
-        ("{reward} is a reward model",),
-        added,
+        "a reward model is fine-tuned", "run_sft --model_name_or_path {reward}", ("{reward} is a reward model",), added
     ),
     Mistake(
         "a language model as a reward model",
@@ -267,12 +263,6 @@ MISTAKES = [
     ),
     Mistake("pairs are given to SFT", "run_sft --train_file_dir {data}/pairs", ("chosen", "jsonl:1"), other_script),
     Mistake("conversations are given to DPO", "run_dpo --train_file_dir {data}/sft", ("messages",), other_script),
-    Mistake(
-        "all answers lie behind the maximum length",
-        "run_sft --max_length 4",
-        ("all 20 records were dropped", "--max_length"),
-        given("--max_length", "64", "larger --max_length"),
-    ),
     # --- templates
     Mistake(
         "the name of a template is misspelt",
@@ -317,10 +307,7 @@ MISTAKES = [
     ),
     # --- methods and machines
     _checked(
-        "a quantised model in full",
-        "run_sft --load_in_4bit",
-        ("a quantised model cannot be trained in full",),
-        added,
+        "a quantised model in full", "run_sft --load_in_4bit", ("a quantised model cannot be trained in full",), added
     ),
     Mistake(
         "LoRA on modules of another family",
@@ -349,37 +336,5 @@ MISTAKES = [
         ("found 4, which is not a round multiple of 3", "--load_best_model_at_end"),
         added,
         until="parse",
-    ),
-    _parsed("an argument of another script", "run_rm --packing True", ("no argument of run_rm.py",), other_script),
-    # --- files of settings
-    Mistake(
-        "tabs in YAML",
-        "run_sft --config {case}/run.yaml",
-        ("run.yaml:5",),
-        edited("write spaces in place of tabs", _replace("run.yaml", "\t", "  ")),
-        {"run.yaml": MINIMAL + "lora_target_modules:\n\t- q_proj\n"},
-        until="parse",
-    ),
-    Mistake(
-        "a name twice in YAML",
-        "run_sft --config {case}/run.yaml",
-        ("max_steps stands here twice, first in line 4", "run.yaml:5"),
-        edited("keep one of the two lines", _replace("run.yaml", "max_steps: 2\n", "")),
-        {"run.yaml": MINIMAL + "max_steps: 1\nmax_steps: 2\n"},
-        until="parse",
-    ),
-    Mistake(
-        "batch sizes that contradict the DeepSpeed config",
-        "run_sft --deepspeed {case}/ds.json",
-        ("train_batch_size 17",),
-        edited('write "train_batch_size": ("auto")', _replace("ds.json", "17", r"\1")),
-        {"ds.json": '{"train_batch_size": 17, "zero_optimization": {"stage": 2}}'},
-    ),
-    Mistake(
-        "a key that DeepSpeed does not know",
-        "run_sft --deepspeed {case}/ds.json",
-        ('no config key "zero_optimisation"',),
-        edited('did you mean "(.*)"', _replace("ds.json", "zero_optimisation", r"\1")),
-        {"ds.json": '{"zero_optimisation": {"stage": 2}}'},
     ),
 ]

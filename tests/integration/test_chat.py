@@ -1,10 +1,9 @@
-"""`hftune chat` as a person uses it, at a pseudo-terminal, and in a pipe."""
+"""`hftune chat` as a person uses it, at a pseudo-terminal."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -52,18 +51,3 @@ def test_a_conversation_at_a_terminal(models: dict[str, Path], environment: dict
         assert [one["content"] for one in json.loads(file.read_text())["messages"]][1::2] == ["Five.", "Five."]
         terminal.ctrl_c()
         assert terminal.wait() == 130, "as every tool of hftune's"
-
-
-@pytest.mark.slow
-def test_a_pipe(models: dict[str, Path], environment: dict[str, str], tmp_path: Path) -> None:
-    """No prompts and no colours, the answers alone on standard output; what cannot be done is exit code 2."""
-    tools = tmp_path / "tools.json"
-    tools.write_text(json.dumps([{"name": "add", "description": "adds", "parameters": {"type": "object"}}]))
-    words = [*CHAT, str(models["calls"]), "--tools", str(tools), "--temperature", "0"]
-    asked = f"What is 2+3?\n/save {tmp_path}/calls.jsonl\n/save\nnever asked\n"
-    found = subprocess.run(words, input=asked, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert '"arguments": {"a": 2, "b": 3}' in found.stdout and len(found.stdout.splitlines()) <= 4
-    assert found.returncode == 2 and "/save needs a file" in found.stderr, found.stderr
-    record = json.loads((tmp_path / "calls.jsonl").read_text())
-    assert record["messages"][1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
-    assert record["tools"][0]["function"]["name"] == "add"

@@ -27,21 +27,6 @@ def quick(run: Callable, tiny_model: Path, tmp_path: Path) -> Callable[..., tupl
     return start
 
 
-def test_a_run_begins_with_its_recipe(quick: Callable, tiny_data: Path) -> None:
-    held_out = ("--validation_file_dir", str(tiny_data / "pairs_eval"))
-    said, manifest = quick("dpo", "--train_file_dir", str(tiny_data / "pairs"), *held_out, "--use_peft")
-    lines = [line.split("INFO", 1)[-1] for line in said.splitlines() if "INFO" in line]
-    first = next(number for number, line in enumerate(lines) if "recipe (*" in line)
-    assert "learning_rate 5e-05*, lr_scheduler_type cosine*, warmup_steps 0*" in lines[first + 1]
-    assert "batch 2 = per_device_train_batch_size 2 x gradient_accumulation_steps 1* x 1" in lines[first + 3]
-    assert "eval_strategy steps*, eval_steps 0.25*" in lines[first + 4]
-    assert "use_peft True, lora_r 8*" in lines[first + 5]
-    assert manifest["arguments"]["training"]["learning_rate"] == 5e-5
-    # Once, before the data are read.
-    assert said.count("recipe (*") == 1
-    assert said.index("recipe (*") < said.index("train: ")
-
-
 def test_medicalgpts_dpo(quick: Callable, tmp_path: Path) -> None:
     """Pairs with too many characters are left out, a share is held out, and it trains at its rate."""
     (tmp_path / "data").mkdir()

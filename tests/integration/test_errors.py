@@ -2,34 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-
-@pytest.fixture
-def sft(run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> Callable:
-    """run_sft.py with good arguments unless replaced; must fail with code 2 and write nothing."""
-
-    def attempt(*flags: str, script: str = "run_sft.py", warm: bool = True, **replaced: str) -> str:
-        given = {
-            "model_name_or_path": str(tiny_model),
-            "train_file_dir": str(tiny_data / "sft"),
-            "output_dir": str(tmp_path / "out"),
-        } | replaced
-        finished = run(
-            script, *(part for name, value in given.items() for part in (f"--{name}", value)), *flags, warm=warm
-        )
-        assert finished.code == 2, finished.output[-3000:]
-        assert "Traceback" not in finished.output
-        assert finished.output.count("error:") == 1
-        assert "output_dir" in replaced or not (tmp_path / "out").exists()
-        return finished.output
-
-    return attempt
 
 
 def test_merging_into_another_base(run: Callable, stage_run: Callable, tiny_model: Path, tmp_path: Path) -> None:
@@ -41,14 +18,6 @@ def test_merging_into_another_base(run: Callable, stage_run: Callable, tiny_mode
     finished = run("merge_peft_adapter.py", *flags, warm=True)
     assert finished.code == 2 and "trained on other weights" in finished.output
     assert not (tmp_path / "m").exists()
-
-
-def test_finished_output_folder(sft: Callable, stage_run: Callable) -> None:
-    done = stage_run("sft", "lora", "single").folder
-    before = (done / "hftune.json").read_bytes()
-    message = sft(output_dir=str(done))
-    assert "already holds a finished run" in message and "--overwrite_output_dir" in message
-    assert (done / "hftune.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("warm", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -66,11 +35,6 @@ def test_all_problems_at_once_by_one_of_two_processes(run: Callable, tmp_path: P
         assert part in finished.output
     assert finished.output.count("error:") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_broken_deepspeed_config(sft: Callable, tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "elasticity": {}}))
-    assert 'DeepSpeed has removed the config key "elasticity"' in sft("--deepspeed", str(tmp_path / "ds.json"))
 
 
 def make_other_weights(folder: Path) -> None:

@@ -52,13 +52,3 @@ def test_one_folder_of_many_formats(run: Callable, tiny_model: Path, mixed: Path
     assert (counts["rows"], counts["used"], counts["dropped"]) == (20, 20, {})
     assert 'not read: "notes" of a turn of assistant, in 1 record(s) (first: ' in finished.output
     assert counts["unread"] == {'"notes" of a turn of assistant': [1, f"{mixed / 'b.jsonl.gz'}:1"]}
-
-
-def test_a_bad_record_in_any_of_them(run: Callable, tiny_model: Path, mixed: Path, tmp_path: Path) -> None:
-    bad = b'{"src": ["Q"], "tgt": ["A"], "src": ["twice"]}\n'
-    (mixed / "c.jsonl.zst").write_bytes(zstandard.compress(b"\n" + bad))
-    finished = run("run_sft.py", *flags(tiny_model, mixed, tmp_path / "out"), warm=True)
-    assert finished.code == 2 and "Traceback" not in finished.output
-    assert 'the key "src" is there twice in one object' in finished.output
-    assert f"{mixed / 'c.jsonl.zst'}:2" in finished.output
-    assert not (tmp_path / "out").exists()

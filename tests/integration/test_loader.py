@@ -15,10 +15,7 @@ import pytest
 from tests.conftest import logged
 from tests.unit.data.corpora import write_corpus
 
-LAUNCHERS = {
-    "one": "python",
-    "two": "torchrun --nproc_per_node 2",
-}
+LAUNCHERS = {"one": "python", "two": "torchrun --nproc_per_node 2"}
 TOKENS = 240
 
 
@@ -60,12 +57,7 @@ def leg(run: Callable, tiny_model: Path, corpus: Path, tmp_path: Path) -> Callab
             launcher=LAUNCHERS[world],
             warm=True,
         ).check()
-        return Leg(
-            folder,
-            _recorded(record),
-            logged(folder),
-            json.loads((folder / "hftune.json").read_text()),
-        )
+        return Leg(folder, _recorded(record), logged(folder), json.loads((folder / "hftune.json").read_text()))
 
     return train
 

@@ -82,13 +82,6 @@ def test_folder_has_all_that_a_user_needs(stage_run: Callable, merge: Callable, 
     }
 
 
-def test_older_names(stage_run: Callable, run: Callable, tiny_model: Path, tmp_path: Path) -> None:
-    adapter = stage_run("sft", "lora", "zero3").folder
-    flags = ["--base_model", str(tiny_model), "--lora_model", str(adapter), "--output_dir", str(tmp_path / "merged")]
-    run("merge_peft_adapter.py", *flags, warm=True).check()
-    assert weight_shapes(tmp_path / "merged") == weight_shapes(tiny_model)
-
-
 def test_qlora_into_both_bases(stage_run: Callable, run: Callable, tiny_model: Path, tmp_path: Path) -> None:
     adapter = stage_run("sft", "qlora4", "single").folder
     flags = ["--peft_model_path", str(adapter), "--output_dir"]
@@ -100,10 +93,3 @@ def test_qlora_into_both_bases(stage_run: Callable, run: Callable, tiny_model: P
     assert [manifest["merge_base"] for manifest in manifests] == ["original", "dequantized"]
     assert manifests[1]["verified"]["largest"] < 0.1 * manifests[0]["verified"]["largest"]
     assert weight_shapes(dequantized) == weight_shapes(tiny_model)
-
-
-def test_an_adapter_goes_on(stage_run: Callable) -> None:
-    first = stage_run("sft", "lora", "zero3")
-    second = stage_run("sft", "lora", "single", ("--peft_path", str(first.folder)))
-    assert second.losses[0] < first.losses[0] - 0.1
-    assert second.manifest["parents"][0]["folder"] == str(first.folder)

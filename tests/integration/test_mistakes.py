@@ -100,10 +100,7 @@ def attempt(run: Callable[..., Finished], mistake: Mistake, words: Words, places
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_the_way_out_works(
-    mistake: Mistake,
-    run: Callable[..., Finished],
-    places: dict[str, str],
-    tmp_path: Path,
+    mistake: Mistake, run: Callable[..., Finished], places: dict[str, str], tmp_path: Path
 ) -> None:
     known = places | {"case": str(tmp_path / "case"), "out": str(tmp_path / "out")}
     (tmp_path / "case").mkdir()

@@ -6,7 +6,6 @@ commands of a whole installation.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -131,32 +130,6 @@ def shortened(file: Path, *stages: str) -> None:
     # DeepSpeed's config by its name. Without a warm-up: its first step changes nothing.
     spec["shared"] |= {"deepspeed": "zero2", "use_cpu": True, "warmup_steps": 0}
     file.write_text(yaml.safe_dump(spec, sort_keys=False))
-
-
-@pytest.mark.slow
-def test_the_demo_begins_in_an_empty_folder(installed: Command, tiny_model: Path, tmp_path: Path) -> None:
-    """One stage of the demo under two processes, and its merge, while files of the folder lie in wait."""
-    for name in ("run_sft.py", "merge_peft_adapter.py", "yaml.py", "hftune.py"):
-        (tmp_path / name).write_text("open('it ran', 'w').close()\nraise SystemExit(3)\n")
-    said = installed(
-        f"hftune init demo --model {tiny_model}; python -P -c 'import hftune; print(hftune.__file__)'", tmp_path
-    )
-    assert "hftune pipeline run demo.yaml" in said.check().output and "site-packages/hftune" in said.output
-    modeline = (tmp_path / "demo.yaml").read_text().splitlines()[0]
-    schema = json.loads((tmp_path / modeline.removeprefix("# yaml-language-server: $schema=")).read_text())
-    assert {"pt", "rl"} <= {name.removeprefix("stage.") for name in schema["$defs"]}, "made on the spot"
-    shortened(tmp_path / "demo.yaml", "sft")
-    spec = yaml.safe_load((tmp_path / "demo.yaml").read_text())
-    spec["launcher"]["deepspeed"]["num_gpus"] = 2
-    del spec["answers"]
-    (tmp_path / "demo.yaml").write_text(yaml.safe_dump(spec))
-    said = installed("hftune pipeline run demo.yaml", tmp_path).check()
-    assert "site-packages/hftune/shipped/run_sft.py" in said.output
-    manifest = json.loads((tmp_path / "outputs/demo/sft/hftune.json").read_text())
-    assert manifest["status"] == "complete" and manifest["deepspeed"]["zero_optimization"]["stage"] == 2
-    assert "zero2" in manifest["command"] and manifest["world_size"] == 2
-    assert (tmp_path / "outputs/demo/sft-merged/model.safetensors").is_file()
-    assert not (tmp_path / "it ran").exists()
 
 
 @pytest.mark.slow

@@ -104,14 +104,7 @@ def test_reading_alone_runs_nothing(tmp_path: Path, flag: Path, kind: str, form:
         assert not flag.exists(), name
 
 
-TAGS = [
-    "../../elsewhere",
-    "/etc",
-    "..",
-    "",
-    "\x1b]0;x\x07",
-    "a" * 5000,
-]
+TAGS = ["../../elsewhere", "/etc", "..", "", "\x1b]0;x\x07", "a" * 5000]
 
 
 @pytest.mark.parametrize(
@@ -179,13 +172,7 @@ def test_numbers_that_are_no_state(tmp_path: Path, name: str, kind: str, part: s
     assert not (tmp_path / "out").exists()
 
 
-TRAINER_STATES = [
-    "{",
-    "[]",
-    "[" * 100_000,
-    '{"global_step": "4"}',
-    '{"global_step": 1' + "0" * 99_999 + "}",
-]
+TRAINER_STATES = ["{", "[]", "[" * 100_000, '{"global_step": "4"}', '{"global_step": 1' + "0" * 99_999 + "}"]
 TRAINER_STATES += ['{"global_step": null}', '{"global_step": -1, "log_history": []}']
 
 

@@ -78,6 +78,11 @@ def test_what_cannot_be_given(value: Any, said: str, error: Any) -> None:
     assert said in caught.value.cause and caught.value.place == FLAG and caught.value.fix
 
 
+def test_a_template_that_reads_none() -> None:
+    with pytest.raises(ArgumentError, match="does not read a; it reads none"):
+        check_arguments({"a": True}, "{{ messages }}", FLAG)
+
+
 def test_null_is_absent() -> None:
     assert parse_arguments('{"a": null, "b": [1, {"c": "d"}]}', FLAG) == {"b": [1, {"c": "d"}]}
     assert parse_arguments(None, FLAG) == parse_arguments(" ", FLAG) == parse_arguments("{}", FLAG) == {}

@@ -28,10 +28,7 @@ class Command:
         earlier: Words behind it that make another result: the one that is there already.
         overwrite: What is added where a result stands at the target.
         changing: Files of the result that differ from run to run: times, random names.
-        into: A folder that is there before, into which the command writes.
-        owned: The files that it writes there.
         sampled: Whether faults are tried at one call of each kind (`one_of_each`), of a run that takes seconds.
-        aside: Hidden folders next to the target, in which the command works; a fault may leave them.
         kind: What holds after a fault.
     """
 
@@ -39,10 +36,7 @@ class Command:
     earlier: list[str] = field(default_factory=list)
     overwrite: list[str] = field(default_factory=lambda: ["--overwrite_output_dir"])
     changing: tuple[str, ...] = ("hftune.json",)
-    into: Path | None = None
-    owned: tuple[str, ...] = ()
     sampled: bool = False
-    aside: tuple[str, ...] = (".out.partial",)
     kind: type[Bench] | None = None
 
     def at(self, out: Path, *more: str) -> list[str]:
@@ -110,8 +104,6 @@ class Bench:
             place(self.older, out)  # times differ, digests do not
             if self.older.is_file():
                 shutil.copy2(self.older.with_name(WRITTEN_NAME), room)
-        elif self.command.into:
-            shutil.copytree(self.command.into, out)
         return out
 
     def kept(self, out: Path) -> dict[str, str]:
@@ -159,10 +151,10 @@ class Bench:
         if code == 2:
             assert said.count("\nerror: ") == 1 and "to do:" in said, f"call {number}:\n{said[-2000:]}"
 
-    def others_untouched(self, room: Path, *more: str) -> None:
+    def others_untouched(self, room: Path) -> None:
         """Somebody's file is as it was, and nothing was added that has no place in the documentation."""
         assert (room / VICTIM).read_text() == WORDS
-        found = {*names(room)} - {VICTIM, "out", *self.command.aside, *more}
+        found = {*names(room)} - {VICTIM, "out", ".out.partial"}
         assert not found, found
 
     def judge(self, out: Path, before: dict[str, str], start: str) -> str:
@@ -183,48 +175,6 @@ class Bench:
         code, _ = self.injector.run(self.command.at(out, *more), out.parent)
         assert code == 0, f"after call {number}:\n{self.injector.said[-3000:]}"
         assert self.judge(out, {}, start) == "new", f"after call {number}"
-        assert names(out.parent) == ["out", VICTIM]
-
-
-class Pages(Bench):
-    """Files that a command writes into a folder which holds more: each is the old one or the new one."""
-
-    @cached_property
-    def older(self) -> Path:
-        """What the command wrote when the folder's manifest said something else."""
-        assert self.command.into
-        out, manifest = self.arranged("older", FREE), self.command.into / "hftune.json"
-        (out / "hftune.json").write_text(manifest.read_text().replace("1.0", "2.0"))
-        code, _ = self.injector.run(self.command.at(out), out.parent)
-        assert code == 0 and self.kept(out) != self.reference, self.injector.said
-        shutil.copy2(manifest, out)
-        return out
-
-    def kept(self, out: Path) -> dict[str, str]:
-        return {name: file for name, file in super().kept(out).items() if name in self.command.owned}
-
-    def judge(self, out: Path, before: dict[str, str], start: str) -> str:
-        self.others_untouched(out.parent)
-        now, states = contents(out), set()
-        for name, found in before.items():
-            assert name in self.command.owned or now[name] == found, f"{name} was changed"
-        for name in self.command.owned:
-            found, changes = now.get(name), name in self.command.changing
-            assert found == before.get(name) or changes or found == self.reference[name], f"half of {name}"
-            states.add("none" if found is None else "old" if found == before.get(name) else "new")
-        strange = {*now} - {*before, *self.command.owned}
-        assert all(re.search(r"(^|/)\.[^/]*\.(partial|lock)(/|$)", name) for name in strange), strange
-        if is_complete(out):
-            found = manifest_of(out)
-            assert not [*changed_files(out, found.get("files") or {}, whole=True)], "the manifest says something else"
-        return states.pop() if len(states) == 1 else "old and new" if start == OLD else "some"
-
-    def again(self, out: Path, start: str, state: str, number: int) -> None:
-        code, _ = self.injector.run(self.command.at(out), out.parent)
-        assert code == 0, f"after call {number}:\n{self.injector.said[-3000:]}"
-        assert self.kept(out) == self.reference
-        expected = {*contents(self.command.into or Path("/nowhere")), *self.command.owned}
-        assert {*contents(out)} == expected, f"after call {number}"
         assert names(out.parent) == ["out", VICTIM]
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
-from tests.faults.injection.bench import FREE, OLD, Command, Pages, Stage
+from tests.faults.injection.bench import FREE, OLD, Command, Stage
 from tests.unit.checkpoints.zero_files import PARAMETERS
 from tests.unit.checkpoints.zero_files import write as write_zero
 from tests.unit.merging.models import make_adapter
 
 RESULTS = ("merge", "consolidate", "score")
-PAGES = ("report",)
-STARTS: dict[str, tuple[str, ...]] = dict.fromkeys((*RESULTS, *PAGES, "sft"), (FREE, OLD))
+STARTS: dict[str, tuple[str, ...]] = dict.fromkeys((*RESULTS, "sft"), (FREE, OLD))
 """What is at the target before."""
 
 # Logs are the last run's, whatever became of it.
@@ -41,7 +39,7 @@ def table(model: Path, data: Path, folder: Path) -> dict[str, Command]:
         data: Records of every stage.
         folder: For what some of them read.
     """
-    return _results(model, data, folder) | _pages(model, folder) | _stages(model, data)
+    return _results(model, data, folder) | _stages(model, data)
 
 
 def _results(model: Path, data: Path, folder: Path) -> dict[str, Command]:
@@ -63,19 +61,6 @@ def _results(model: Path, data: Path, folder: Path) -> dict[str, Command]:
             ["hftune", "score", f"{data}/pairs", "--model", str(judge), "--output", "{out}", "--use_cpu"],
             earlier=["--max_length", "16"],
             overwrite=["--overwrite_output"],
-        ),
-    }
-
-
-def _pages(model: Path, folder: Path) -> dict[str, Command]:
-    run = folder / "a-run"
-    run.mkdir()
-    manifest = {"stage": "sft", "status": "complete", "base": {"name": str(model)}, "metrics": {"train_loss": 1.0}}
-    (run / "hftune.json").write_text(json.dumps(manifest))
-    (run / "mine.txt").write_text("mine")
-    return {
-        "report": Command(
-            ["hftune", "report", "{out}"], overwrite=[], into=run, owned=("report.html", "report.md"), kind=Pages
         ),
     }
 

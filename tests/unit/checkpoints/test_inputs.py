@@ -68,7 +68,7 @@ def test_what_parsed_arguments_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     assert read(peft_path="adapter,data", other="code", include_path="code") == {"adapter", "data", "base", "below"}
     assert read(models=["plain", "owner/name", "zero2"], questions=["q.txt", "Why? " * 500, "1/2"]) == {
-        *("plain", "base", "q.txt"),
+        *("plain", "base", "q.txt")
     }
     assert read(train_file_dir="~/data#5,gone", model=None, deepspeed={"a": 1}) == {"data"}
     assert read(train_file_dir="data@train", validation_file_dir="~/code@test") == {"data", "code"}

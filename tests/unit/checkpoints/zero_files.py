@@ -11,10 +11,7 @@ import torch
 from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
 
-PARAMETERS = [
-    {"a": torch.arange(6.0).reshape(3, 2), "b": torch.arange(10.0, 14.0)},
-    {"c": torch.tensor([20.0])},
-]
+PARAMETERS = [{"a": torch.arange(6.0).reshape(3, 2), "b": torch.arange(10.0, 14.0)}, {"c": torch.tensor([20.0])}]
 """Two groups; moments are the values + 100, and + 200."""
 
 

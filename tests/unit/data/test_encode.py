@@ -270,13 +270,7 @@ def test_an_end_once_and_at_the_end(chatml: PreTrainedTokenizerFast, ids: list[i
 
 @pytest.mark.parametrize(
     ("size", "length", "blocks", "truncated"),
-    [
-        (None, 0, [], 0),
-        (None, 5, [5], 0),
-        (2, 5, [2, 2], 1),
-        (3, 5, [3, 2], 0),
-        (5, 5, [5], 0),
-    ],
+    [(None, 0, [], 0), (None, 5, [5], 0), (2, 5, [2, 2], 1), (3, 5, [3, 2], 0), (5, 5, [5], 0)],
 )
 def test_blocks_by_hand(
     chatml: PreTrainedTokenizerFast, size: int | None, length: int, blocks: list[int], truncated: int

@@ -8,16 +8,7 @@ import pytest
 
 from hftune.data.compared_answers import to_preference
 from hftune.data.files import Row
-from hftune.data.formats import (
-    FORMATS,
-    KTO,
-    added,
-    describe_unread,
-    has_text,
-    note_unread,
-    placed,
-    take_unread,
-)
+from hftune.data.formats import FORMATS, KTO, added, describe_unread, has_text, note_unread, placed, take_unread
 from hftune.data.messages import parse_messages
 from hftune.data.records import to_conversation, to_labelled, to_prompt, to_text
 from hftune.errors import DataError

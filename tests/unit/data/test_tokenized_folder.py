@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.data.encode import ChatEncoder, TextEncoder
 from hftune.data.sources import TokenizedSource
-from hftune.data.tokenized_folder import (
-    INDEX,
-    check_index,
-    held_out_within,
-    load_tokenised,
-    save_tokenised,
-    settings_of,
-)
+from hftune.data.tokenized_folder import check_index, held_out_within, load_tokenised, save_tokenised, settings_of
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, row, tokenise_rows, user
 
@@ -59,10 +51,3 @@ def test_which_encoder_made_it_is_written_down(folder: Path, tmp_path_factory: p
 def test_held_out_records_are_found(folder: Path) -> None:
     assert held_out_within([str(folder), str(folder / "train")]) == str(folder)
     assert held_out_within([str(folder / "train")]) is None
-
-
-def test_a_changed_index_is_damaged(chatml: PreTrainedTokenizerFast, folder: Path) -> None:
-    about = json.loads((folder / INDEX).read_text())
-    (folder / INDEX).write_text(json.dumps(about).replace("key of train", "other key"))
-    with pytest.raises(DataError, match="is damaged"):
-        check_index([str(folder)], ChatEncoder(chatml, max_length=64))

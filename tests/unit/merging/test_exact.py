@@ -10,20 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from hftune.errors import UserError
 from hftune.weight_files import fingerprint
-from tests.unit.merging.models import (
-    ATTENTION,
-    IDS,
-    adapted_logits,
-    load_plain,
-    make_adapter,
-    merge,
-    merged_logits,
-    settings,
-)
+from tests.unit.merging.models import IDS, adapted_logits, load_plain, make_adapter, merge, merged_logits, settings
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -126,20 +117,3 @@ def test_a_chain_is_merged_in_its_order(make_base: Callable, tmp_path: Path) -> 
     make_adapter(base, first, target_modules=["q_proj"], modules_to_save=["model.norm"], seed=9)
     with pytest.raises(UserError, match="was trained on the base"):
         merge(second, tmp_path / "again")
-
-
-def test_what_peft_does_not_change_is_kept(make_base: Callable, tmp_path: Path) -> None:
-    """A router in float32 beside bfloat16 weights, and a buffer that no model asks for."""
-    base = tmp_path / "base"
-    base.mkdir()
-    source = make_base("llama", dtype=torch.bfloat16)
-    for file in source.iterdir():
-        (base / file.name).write_bytes(file.read_bytes())
-    stored = weights(source)
-    stored["model.norm.weight"] = stored["model.norm.weight"].float() + 1e-6
-    stored["model.steps"] = torch.tensor(7)
-    save_file(stored, base / "model.safetensors", {"format": "pt"})
-    merge(make_adapter(base, tmp_path / "adapter", target_modules=ATTENTION), tmp_path / "merged")
-    found = weights(tmp_path / "merged")
-    assert torch.equal(found["model.norm.weight"], stored["model.norm.weight"])
-    assert found["model.steps"] == 7 and found["model.steps"].dtype == torch.int64

@@ -51,8 +51,7 @@ def write_manifest(folder: Path, **manifest: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("origin", "flags"),
-    [("s3://bucket/base", "s3://bucket/base"), ("owner/base", "owner/base --hub modelscope")],
+    ("origin", "flags"), [("s3://bucket/base", "s3://bucket/base"), ("owner/base", "owner/base --hub modelscope")]
 )
 def test_a_base_whose_copy_is_gone(adapter: Path, base: Path, tmp_path: Path, origin: str, flags: str) -> None:
     gone = str(tmp_path / "copy")

@@ -19,13 +19,7 @@ from hftune.errors import ManifestError
 from hftune.merging import model_config
 from hftune.merging.adapters import Adapter
 from hftune.merging.inputs import BaseFolder, Inputs
-from hftune.merging.model_config import (
-    copy_other_files,
-    copy_tokenizer,
-    describe_tokenizer,
-    pad_token_id,
-    write_config,
-)
+from hftune.merging.model_config import copy_other_files, copy_tokenizer, describe_tokenizer, pad_token_id, write_config
 from tests.unit.merging.models import settings
 
 
@@ -52,11 +46,7 @@ def test_a_config_that_nothing_changes_is_that_of_the_base_byte_for_byte(make_ba
 def test_what_merging_changes(tmp_path: Path) -> None:
     (tmp_path / "hftune.json").write_text(json.dumps({"reward_scale": {"mean": 2}}))
     found = written(tmp_path, {"torch_dtype": "float32", "vocab_size": 5}, dtype="float16")
-    assert found == {
-        "torch_dtype": "float16",
-        "vocab_size": 5,
-        "reward_scale": {"mean": 2},
-    }
+    assert found == {"torch_dtype": "float16", "vocab_size": 5, "reward_scale": {"mean": 2}}
 
 
 def test_a_model_that_sees(tmp_path: Path) -> None:

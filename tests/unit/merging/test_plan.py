@@ -18,14 +18,7 @@ from hftune.merging import plan as planning
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
 from hftune.merging.changes import Replace
 from hftune.merging.inputs import BaseFolder, Inputs
-from hftune.merging.plan import (
-    Output,
-    Plan,
-    _dtype,
-    _needs_skeleton,
-    _usual_dtype,
-    plan_merge,
-)
+from hftune.merging.plan import Output, Plan, _dtype, _needs_skeleton, _usual_dtype, plan_merge
 from hftune.merging.skeleton import BaseTensors, StoredSlice, Unsupported
 from hftune.weight_files import stored_tensors
 from tests.unit.merging.models import store

@@ -87,18 +87,6 @@ def test_8_bit(make_base: Callable, tmp_path: Path) -> None:
     torch.testing.assert_close(merged["model.layers.1.mlp.down_proj.weight"], wanted, atol=1e-7, rtol=1e-6)
 
 
-@pytest.mark.long
-def test_a_merge_is_compared_with_what_training_saw(make_base: Callable, tmp_path: Path) -> None:
-    base = make_base("llama", tie_word_embeddings=False, **WIDE)
-    adapter = make_adapter(base, tmp_path / "adapter", target_modules=ATTENTION)
-    say_quantised(adapter, base, "nf4")
-    said = {
-        name: merge(adapter, tmp_path / name, merge_base=name, verify="true")["verified"]["largest"]
-        for name in ("original", "dequantized")
-    }
-    assert said["dequantized"] < 1e-3 < 1e-2 < said["original"]
-
-
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_base_that_is_stored_quantised(kind: str, make_base: Callable, tmp_path: Path) -> None:
     """LF5577: it becomes whole, and the adapter is folded into what it says."""

@@ -11,14 +11,7 @@ import pytest
 
 from hftune.errors import ArgumentError
 from hftune.merging import skeleton
-from hftune.merging.skeleton import (
-    BaseTensors,
-    StoredSlice,
-    Unsupported,
-    _match_converted,
-    build_skeleton,
-    match_names,
-)
+from hftune.merging.skeleton import BaseTensors, StoredSlice, Unsupported, _match_converted, build_skeleton, match_names
 from hftune.models.loading import stored_weights
 from hftune.models.loading.stored_weights import Rules
 from hftune.weight_files import stored_tensors

@@ -45,11 +45,7 @@ def test_the_base_s_files(tmp_path: Path) -> None:
     """A new tensor stands behind the last old one before it."""
     first = store(tmp_path / "1", {"a": torch.ones(1)}, "one.safetensors")["a"]
     second = store(tmp_path / "2", {"b": torch.ones(1)}, "two.safetensors")["b"]
-    tensors = [
-        Output("a", "F32", (1,), first),
-        Output("b", "F32", (1,), second),
-        output("c", 1),
-    ]
+    tensors = [Output("a", "F32", (1,), first), Output("b", "F32", (1,), second), output("c", 1)]
     assert names(lay_out(tensors, None)) == {"one.safetensors": ["a"], "two.safetensors": ["b", "c"]}
     assert names(lay_out(tensors[:1], None)) == {"model.safetensors": ["a"]}
 

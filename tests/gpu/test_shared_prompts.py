@@ -9,8 +9,7 @@ from hftune.models.attention.machine import has_varlen
 from hftune.models.attention.segments import SEGMENTS, VARLEN
 from hftune.models.kernels.heads import add_answer_head
 from hftune.trainers.preference.batches import PairCollator
-from tests.parity.test_packing import tiny
-from tests.parity.test_pair_layouts import NOT_OF_THE_MODEL, records
+from tests.parity.test_pair_layouts import NOT_OF_THE_MODEL, records, tiny
 
 pytestmark = pytest.mark.gpu
 
@@ -23,11 +22,10 @@ def test_kernel_and_sdpa_agree(name: str) -> None:
         model = tiny(name, attention).cuda().bfloat16()
         add_answer_head(model)
         batch = PairCollator(0, flat=True, shared=shared)(records())
-        left_out = (*NOT_OF_THE_MODEL, "differences", "ref_chosen_logps", "ref_rejected_logps")
         inputs = {
             key: value.cuda() if isinstance(value, torch.Tensor) else value
             for key, value in batch.items()
-            if key not in left_out
+            if key not in NOT_OF_THE_MODEL
         }
         log_probs = model(**inputs).log_probs
         log_probs.sum().backward()

@@ -19,10 +19,6 @@ TOLERANCE = 1e-4
 TWO = "torchrun --nproc_per_node 2"
 FOUR = "torchrun --nproc_per_node 4"
 PACKED = {"pt": (), "sft": ("--packing", "True", "--max_length", "128")}
-CLIPPED = ("--max_grad_norm", "0.5")
-"""A fraction of what the first steps' norms are."""
-ACCUMULATED = ("--gradient_accumulation_steps", "2")
-FROZEN = ("--freeze_parameters", "model.layers.0,model.embed_tokens")
 Curve = list[tuple[float, float]]
 """Loss and gradient norm of each step."""
 

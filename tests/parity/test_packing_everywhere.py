@@ -10,13 +10,11 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hftune.data.collators import CausalCollator, FlatCollator
-from hftune.errors import ArgumentError
-from hftune.models.attention.documents import documents_of, isolate_documents
+from hftune.models.attention.documents import isolate_documents
 from hftune.models.attention.isolation import MIXERS, PADDED, has_attention, isolation_method
 from hftune.models.attention.layout import choose_attention
 from hftune.models.attention.machine import Machine
 from hftune.models.classes import NOT_TRAINED
-from hftune.trainers.isolation import prove_isolation
 from tests.table.tiny import UNBUILT, tiny_config
 
 VOCABULARY = 97
@@ -113,17 +111,6 @@ def test_same_loss_and_gradients(name: str, documents: list[dict[str, list[int]]
     assert_alike(loss_and_gradients(model, CausalCollator(pad_token_id=0)(documents)), expected)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_proof_agrees(name: str) -> None:
-    """It fails without what keeps documents apart, and holds with it."""
-    model = tiny(name)
-    check = (model, VOCABULARY, model.config._attn_implementation, torch.device("cpu"))
-    with pytest.raises((ArgumentError, ValueError, TypeError)):
-        prove_isolation(*check, autocast=False)
-    apart(model)
-    prove_isolation(*check, autocast=False)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_pass_between_changes_nothing_that_is_recomputed(
     reentrant: bool, documents: list[dict[str, list[int]]]
@@ -142,18 +129,6 @@ def test_a_pass_between_changes_nothing_that_is_recomputed(
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     loss.backward()
     assert_alike((loss.item(), {name: one.grad for name, one in model.named_parameters()}), expected)
-
-
-def test_under_zero3_all_documents_are_one_call(documents: list[dict[str, list[int]]]) -> None:
-    """Every process calls a layer as often, whatever the lengths of its documents."""
-    model = apart(tiny("gated delta rule"))
-    expected = loss_and_gradients(model, FlatCollator()(documents))
-    rows: list[int] = []
-    model.model.layers[0].linear_attn.in_proj_a.register_forward_hook(lambda _, args, out: rows.append(out.shape[0]))
-    loss_and_gradients(model, FlatCollator()(documents))
-    documents_of(model).whole = True
-    assert_alike(loss_and_gradients(model, FlatCollator()(documents)), expected)
-    assert rows == [2, 1, 2, 1, 6]
 
 
 TYPES = sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {*UNBUILT, *NOT_TRAINED})

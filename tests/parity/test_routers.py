@@ -13,7 +13,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from hftune.models.structure import routers_of
 from hftune.trainers.features.router_loss import RouterListener
-from tests.architectures import MIXTURES_OF_EXPERTS, few_quick, make_model
+from tests.architectures import MIXTURES_OF_EXPERTS, make_model
 from tests.parity.shared_models import cells
 from tests.parity.stages import METHODS, STAGES, losses, run_stage
 from tests.table.tiny import tiny_config
@@ -51,52 +51,6 @@ def test_they_are_in_the_loss_of_every_stage(
     assert not entries(runs["without"], "aux_loss")
     changed = zip(runs["with"].model.parameters(), runs["without"].model.parameters(), strict=True)
     assert any(not torch.equal(one, other) for one, other in changed)
-
-
-@pytest.mark.parametrize("stage", few_quick(["pt", "sft", "dpo"], ["sft"]))
-def test_the_same_however_a_step_is_split(
-    mixtral: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
-) -> None:
-    """Four rows at once, or one after the other: a mean over micro batches, not a sum."""
-    splits = {"4": ("4", "1"), "1": ("1", "4")}
-    runs = {
-        name: run_stage(
-            stage,
-            mixtral,
-            tiny_data,
-            tmp_path / name,
-            *("--per_device_train_batch_size", rows, "--gradient_accumulation_steps", steps, "--moe_z_loss_coef", "1"),
-            *WITHOUT,
-            monkeypatch=monkeypatch,
-            steps=2,
-        )
-        for name, (rows, steps) in splits.items()
-    }
-    # z is a mean over tokens, and micro batches have nearly as many each: not equal, but no factor of 4.
-    assert losses(runs["4"])[0] == pytest.approx(losses(runs["1"])[0], rel=0.01)
-    assert entries(runs["4"], "z_loss")[0] == pytest.approx(entries(runs["1"], "z_loss")[0], rel=0.02)
-    norms = [entries(runs[name], "grad_norm")[0] for name in splits]
-    assert norms[0] == pytest.approx(norms[1], rel=0.1)
-
-
-def test_evaluation_is_the_loss_of_tokens_alone(
-    mixtral: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held_out = ("--validation_file_dir", str(tiny_data / "pt_eval"), "--learning_rate", "0")
-    results = [
-        run_stage("pt", mixtral, tiny_data, tmp_path / str(len(flags)), *held_out, *flags, monkeypatch=monkeypatch)
-        for flags in (WITH, WITHOUT)
-    ]
-    assert entries(results[0], "eval_loss") == entries(results[1], "eval_loss")
-
-
-def test_the_models_own_coefficient_counts_and_is_kept(
-    mixtral: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for stage in ("pt", "sft"):
-        trainer = run_stage(stage, mixtral, tiny_data, tmp_path / stage, monkeypatch=monkeypatch)
-        assert len(entries(trainer, "aux_loss")) == 1
-        assert AutoModelForCausalLM.from_pretrained(tmp_path / stage).config.router_aux_loss_coef == 0.001
 
 
 @pytest.mark.parametrize("name", [*MIXTURES_OF_EXPERTS, "llama4_text"])

@@ -229,10 +229,3 @@ def references(cell: Cell) -> Iterator[Cell]:
 def starting_point(cell: Cell) -> Cell:
     """The plainest cell whose model is the same before the first step."""
     return cell.at(mode="alone", optimizer="adamw", method="full" if cell.base == "fp32" else "lora")
-
-
-BROKEN_ONCE = (
-    Cell("dpo", "qwen2", "lora_tokens", "zero3", "nf4", "adamw"),
-    Cell("sft", "mixtral", "lora_experts", "zero3", "fp32", "adamw"),
-)
-"""Cells which alone have shown a fault."""

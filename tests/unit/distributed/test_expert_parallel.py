@@ -1,6 +1,6 @@
 """Weights of sharded experts get transformers' names again, on stand-ins of AutoEP's layers.
 
-tests/parity/test_expert_parallel.py trains them.
+tests/parity/test_sharing.py trains them.
 """
 
 from __future__ import annotations

@@ -66,16 +66,6 @@ def test_only_what_should_change_changes(tiny_model: Path, flags: list[str], tra
     assert changed == trained
 
 
-def test_a_ratio_counts_whole_parameters_from_the_bottom(tiny_model: Path) -> None:
-    """As Megatron-SWIFT: the first k parameters, k as large as their elements fit into the share."""
-    sizes = [(name, p.numel()) for name, p in AutoModelForCausalLM.from_pretrained(tiny_model).named_parameters()]
-    total = sum(size for _, size in sizes)
-    for ratio in (0.0, 0.1, 0.33, 0.5, 0.77, 0.999):
-        fits = [name for at, (name, _) in enumerate(sizes) if sum(s for _, s in sizes[: at + 1]) <= int(total * ratio)]
-        model = frozen(tiny_model, "--freeze_parameters_ratio", str(ratio))
-        assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == fits
-
-
 @pytest.mark.parametrize(
     "flags, part",
     [

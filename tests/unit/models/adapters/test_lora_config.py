@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from hftune.errors import ArgumentError
 from hftune.logging import notices
@@ -17,6 +16,7 @@ from hftune.models.adapters.lora_config import lora_config
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.tokenizer import load_tokenizer
+from tests.architectures import make_model
 from tests.unit.models.adapting import IDS, arguments, load, logits, train
 
 pytestmark = pytest.mark.long
@@ -145,15 +145,7 @@ def test_ranks_and_scales(tiny_model: Path) -> None:
 @pytest.fixture(scope="module")
 def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A mixture of four experts, which lie in two parameters of three dimensions."""
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=4, num_experts_per_tok=2,
-        initializer_range=0.2,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("moe")
-    Qwen3MoeForCausalLM(config).save_pretrained(folder)
-    return folder
+    return make_model("qwen3_moe", tmp_path_factory.mktemp("moe"))
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,3 @@ def test_a_reward_models_head_is_in_float32_by_default(tiny_model: Path) -> None
     heads = [next(p for n, p in one.named_parameters() if "score" in n and p.requires_grad) for one in (kept, low)]
     assert [head.dtype for head in heads] == [torch.float32, torch.bfloat16]
     assert torch.equal(heads[0].to(torch.bfloat16), heads[1])
-    # A step that 16 bits would lose.
-    before = heads[0].detach().clone()
-    with torch.no_grad():
-        heads[0] += 1e-6
-    assert not torch.equal(before, heads[0])

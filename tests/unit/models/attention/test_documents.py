@@ -50,26 +50,6 @@ def test_a_pass_that_fails_is_over_as_well() -> None:
     assert documents.row is None
 
 
-@pytest.mark.parametrize("model_type", ["mamba", "llama"])
-def test_layers_with_a_state_are_called_by_documents(model_type: str) -> None:
-    """Two documents in a row give what each gives alone, in Mamba's state as well; attention is left as it is."""
-    torch.manual_seed(0)
-    model = model_class(model_type)(tiny_config(model_type)).eval()
-    ids = torch.randint(5, 20, (1, 8))
-    with torch.no_grad():
-        alone = torch.cat([model(input_ids=ids[:, :3]).logits, model(input_ids=ids[:, 3:]).logits], dim=1)
-        together = model(input_ids=ids).logits
-        isolate_documents(model, MIXERS)
-        borders = torch.tensor([0, 3, 8], dtype=torch.int32)
-        found = model(
-            input_ids=ids, cu_seq_lens_q=borders, cu_seq_lens_k=borders, max_length_q=5, max_length_k=5
-        ).logits
-    assert not torch.allclose(together[:, 3:], alone[:, 3:], atol=1e-4)
-    if model_type == "mamba":
-        torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-4)
-    assert documents_of(model) is not None
-
-
 def test_weights_that_are_partitioned_keep_documents_in_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     for partitioned in (False, True):
         monkeypatch.setattr("hftune.distributed.zero.is_any_partitioned", lambda model, found=partitioned: found)

@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from hftune.arguments.recomputation import Recomputation
 from hftune.models.kernels.activation_checkpointing import not_recomputable, recompute
 from tests.architectures import few_quick, make_config
+from tests.unit.models.adapting import loaded
 
 pytestmark = pytest.mark.long
 
@@ -184,6 +186,17 @@ def test_evaluation_and_sampling_recompute_nothing_and_may_cache() -> None:
     with counted(plain) as seen, torch.no_grad():
         plain.generate(TOKENS[:1, :4], max_new_tokens=3, do_sample=False)
     assert seen["model.layers.0.self_attn.q_proj"] == 3
+    with counted(plain) as seen:
+        step(plain)
+    assert seen["model.layers.0.self_attn.q_proj"] == 1, "nor where a gradient is asked for"
+
+
+def test_a_run_recomputes_what_was_asked_for(tiny_model: Path) -> None:
+    on = ("--gradient_checkpointing", "True")
+    parts = loaded("sft", tiny_model, *on, "--activation_checkpointing", "attention")[0]
+    assert parts.recomputing.parts == [layer.self_attn for layer in parts.model.layers] and not parts.recomputing.whole
+    whole = loaded("sft", tiny_model, *on, "--gradient_checkpointing_kwargs", '{"use_reentrant": true}')[0]
+    assert whole.recomputing.whole == [*whole.model.layers] and whole.recomputing.options["use_reentrant"] is True
 
 
 @pytest.mark.parametrize("architecture", few_quick())

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -245,42 +243,7 @@ def model(model_type: str, attention: str) -> Any:
     return made
 
 
-def states_of(made: Any, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    rows = rows_to_score(made, *given)
-    return rows.pick(made.model(**rows.inputs).last_hidden_state)
-
-
-@pytest.mark.parametrize("model_type", ["llama", "mistral"])
-def test_states_are_those_of_padded_rows(model_type: str) -> None:
-    given = batch(ROWS)
-    padded = states_of(model(model_type, "sdpa"), given)
-    made = model(model_type, SEGMENTS)
-    assert rows_to_score(made, *given).inputs["input_ids"].tolist() == [[5, 6, 11, 12, 13, 15, 16, 7, 14]]
-    torch.testing.assert_close(states_of(made, given), padded, rtol=1e-4, atol=1e-5)
-
-
 def test_a_model_that_reads_documents_as_padded_rows_gets_such() -> None:
     made = model("llama", SEGMENTS)
     made.hftune_documents.way = "backbone"
     assert "attention_mask" in rows_to_score(made, *batch(ROWS)).inputs
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.lists(st.integers(1, 3), min_size=1, max_size=4), st.lists(st.integers(1, 9), min_size=0, max_size=4)
-        ),
-        min_size=1, max_size=5,
-    )
-)  # fmt: skip
-def test_every_token_finds_its_prefix(made: Rows) -> None:
-    """What stands before a token in its padded row stands at `at` and before it in the row, by its positions."""
-    given_ids = batch(made)
-    rows = shared_rows(*given_ids)
-    assert torch.equal(rows.ids, padded_rows(*given_ids).ids)
-    row = rows.inputs["input_ids"][0].tolist()
-    expected = [(prompt + answer)[: len(prompt) + n] for prompt, answer in made for n in range(len(answer))]
-    for place, prefix in zip(rows.at.tolist(), expected, strict=True):
-        assert row[place] == prefix[-1]
-        assert rows.inputs["position_ids"][0, place] == len(prefix) - 1

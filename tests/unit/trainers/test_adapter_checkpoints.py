@@ -1,9 +1,8 @@
-"""Checkpoints of adapters: resumed by the same run, and the best one reloaded."""
+"""The best checkpoint of an adapter is reloaded."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel
@@ -12,21 +11,6 @@ from tests.unit.models.adapting import load, logits
 from tests.unit.trainers.tiny import ROWS, plain_trainer
 
 LORA = ("--use_peft", "--lora_r", "4")
-
-
-def losses(run: Any) -> list[float]:
-    return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
-
-
-def test_a_run_without_deepspeed_goes_on(tiny_model: Path, tmp_path: Path) -> None:
-    flags = [*LORA, "--lora_modules_to_save", "norm"]
-    whole = plain_trainer(tiny_model, tmp_path / "whole", *flags)
-    whole.train()
-    again = plain_trainer(tiny_model, tmp_path / "again", *flags)
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    assert len(losses(whole)) == 4 and losses(again) == losses(whole)
-    trained = {name: p for name, p in whole.model.named_parameters() if p.requires_grad}
-    assert all(torch.equal(p, again.model.get_parameter(name)) for name, p in trained.items())
 
 
 def test_the_best_checkpoint_is_read_back(tiny_model: Path, tmp_path: Path) -> None:

@@ -27,12 +27,6 @@ def test_records_that_fill_no_batch(stage: tuple[str, ...], tiny_model: Path, tm
     assert "--dataloader_drop_last" in str(error.value) and not [*tmp_path.glob("checkpoint-*")]
 
 
-def test_a_fraction_of_an_epoch_is_a_step_at_least(tiny_model: Path, tmp_path: Path) -> None:
-    trainer = stage_trainer("sft", tiny_model, tmp_path, "--num_train_epochs", "0.01")
-    trainer.train()
-    assert trainer.state.global_step == 1
-
-
 def test_no_step_is_no_result() -> None:
     with pytest.raises(UserError, match="no step was trained"):
         stage.check_trained(0)

@@ -19,7 +19,6 @@ import transformers
 import trl
 from transformers import LlamaConfig, MixtralConfig
 
-import hftune.trainers
 from hftune.compat.symbols import listed
 from hftune.distributed.ranks import Mesh
 from hftune.errors import ArgumentError
@@ -108,24 +107,6 @@ def test_every_private_override_is_listed_and_no_other() -> None:
     names = {name for _, name in rows}
     assert {(one, name) for one, name in overridden() if name not in names} == set()
     assert {(one, name) for one, name in rows if (one, name) not in overridden()} == set()
-
-
-def one_of(trainer: type, node: ast.AST) -> bool:
-    """Whether a definition is of a method that a trainer has itself."""
-    return isinstance(node, ast.FunctionDef) and node.name in vars(trainer)
-
-
-def test_each_is_overridden_once() -> None:
-    """Of transformers' methods in `stage_trainer.py` alone."""
-    rows = [entry for entry in listed() if entry.use == "overridden"]
-    names = {entry.name for entry in rows if entry.symbol.startswith("transformers.trainer.Trainer.")}
-    folder = Path(str(hftune.trainers.__file__)).parent
-    for file in folder.rglob("*.py"):
-        for one in ast.walk(ast.parse(file.read_text())):
-            # What TRL's trainer of distillation overrides itself is given back to the Trainer.
-            given_back = file.name == "distill.py" and one_of(trl.DistillationTrainer, one)
-            if isinstance(one, ast.FunctionDef) and one.name in names and not given_back:
-                assert file.name == "stage_trainer.py", f"{file}: {one.name}"
 
 
 def test_dpo_sets_what_trls_constructor_sets() -> None:

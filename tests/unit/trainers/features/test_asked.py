@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 
 from hftune.models.kernels.dropout import Probabilities
 from hftune.trainers.features import asked as asked_module
-from hftune.trainers.features.asked import FOLDER, DropoutWarmup, describe_dropout, shard_experts_once
+from hftune.trainers.features.asked import FOLDER, DropoutWarmup, shard_experts_once
 from tests.unit.trainers.features import made_up
 
 NOTHING = {"asks_for_dropout": False, "tiled_mlp": False, "profile": False, "profiler_rank0_only": True}
@@ -58,11 +58,6 @@ def test_what_the_config_says_needs_no_callback(
     run = made_up.run(model=SimpleNamespace(config=LlamaConfig()), args=args)
     asked_module.set_up(run)
     assert len(run.callbacks) == callbacks
-
-
-def test_described() -> None:
-    args = asked(hidden_dropout_prob=0.1, dropout_warmup_steps=4, layerwise_dropout=True)
-    assert describe_dropout(args).startswith("dropout: 0.1 on hidden states, from 0 over 4 steps, growing with depth")
 
 
 def test_as_many_pieces_as_the_longest_batch_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,40 +80,6 @@ def test_an_epoch_of_odd_size_fills_its_last_step_from_the_next(folders: list[Pa
 SAVING = ["--save_strategy", "steps", "--save_steps"]
 
 
-BATCHES = {
-    "as it was": (["--per_device_train_batch_size", "6"], 10),
-    "accumulated": (["--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "2"], 10),
-    # 7 steps of 6 blocks are behind, 18 of the 60 blocks are left.
-    "half the batch": (["--per_device_train_batch_size", "3"], 13),
-    "three times the batch": (["--per_device_train_batch_size", "18"], 8),
-}
-
-
-@pytest.mark.parametrize(
-    ("batch", "stop"),
-    [
-        *(("half the batch", "7"), ("accumulated", "2")),
-        *(pytest.param(batch, "7", marks=pytest.mark.slow) for batch in BATCHES if batch != "half the batch"),
-    ],
-)
-def test_resuming_trains_the_rest(folders: list[Path], tmp_path: Path, batch: str, stop: str) -> None:
-    flags, steps = BATCHES[batch]
-    first = trainer_on(
-        folders, tmp_path / "first", "--per_device_train_batch_size", "6", "--max_steps", stop, *SAVING, stop
-    )
-    first.train()
-    checkpoint = tmp_path / "first" / f"checkpoint-{stop}"
-    second = trainer_on(folders, tmp_path / "second", "--num_train_epochs", "2", *flags)
-    second.train(resume_from_checkpoint=str(checkpoint))
-    both = first.tokens + second.tokens
-    assert set(both) == set(range(120))
-    # Every token twice; what fills up the last step comes once more.
-    assert set(both.values()) <= {2, 3}
-    assert sum(both.values()) - 240 < second.get_total_train_batch_size(second.args) * BLOCK
-    if stop == "7":
-        assert second.state.global_step == steps
-
-
 def test_nothing_is_left_for_a_smaller_batch(folders: list[Path], tmp_path: Path) -> None:
     size = "--per_device_train_batch_size"
     trainer_on(folders, tmp_path / "first", size, "6", "--max_steps", "5", *SAVING, "5").train()

@@ -39,7 +39,7 @@ def test_rewards_that_teach_nothing_are_said_once(said: list[str]) -> None:
     assert "nothing is learned" in words and "mine 0.5" in words
 
 
-@pytest.mark.parametrize(("algorithm", "says"), [("grpo", True), ("grpo", False), ("ppo", True), ("online_dpo", True)])
+@pytest.mark.parametrize(("algorithm", "says"), [("grpo", True), ("grpo", False), ("ppo", True)])
 def test_answers_without_a_score_do_not_hide_that_nothing_is_learned(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str], algorithm: str, says: bool
 ) -> None:

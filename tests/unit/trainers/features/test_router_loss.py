@@ -203,14 +203,6 @@ def test_each_layer_of_each_pass_with_a_gradient(model: Any, listener: RouterLis
     assert balance.requires_grad and z.requires_grad
 
 
-def test_of_a_group_of_processes_whole_rows_count(listener: RouterListener) -> None:
-    """Each of two has the same slice: sums are twice as large, and the loss is that of one."""
-    one = _Pass(MASK[:1], [torch.randn(4, 4), torch.randn(4, 4)], [torch.zeros(4, 2, dtype=torch.long)] * 2)
-    group: Any = SimpleNamespace(size=2, sum=lambda value: 2 * value)
-    for mine, whole in zip(listener.losses([one], group), listener.losses([one]), strict=True):
-        torch.testing.assert_close(mine, whole)
-
-
 def test_masks_of_rows(model: Any, listener: RouterListener) -> None:
     shared = SimpleNamespace(counts=torch.tensor([2, 2, 1]))
     with listener.open() as passes:

@@ -45,8 +45,8 @@ def trainer_on(stage: str, output: Path, *flags: str, **stream: Any) -> Any:
 @pytest.mark.parametrize(
     ("stage", "workers"),
     [
-        *(("pt", "0"), ("sft", "2")),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("pt", "2"), ("sft", "0"))),
+        ("sft", "2"),
+        pytest.param("pt", "0", marks=pytest.mark.slow),
     ],
 )
 def test_a_stream_is_trained_once_an_epoch_across_a_stop(stage: str, workers: str, tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ from hftune.data.turn_tokens import TurnTokenGuard
 from hftune.errors import ArgumentError
 from hftune.models.decoding import Drawn
 from hftune.trainers.online.base import is_reference
-from hftune.trainers.rewards.kept import KeptRewards
-from hftune.trainers.rewards.waiting import Patience, watched
 from tests.unit.trainers.rl_runs import count_even, drawn, logged, make_trainer
 
 SMALL = ("--per_device_train_batch_size", "4", "--max_completion_length", "4", "--num_generations", "2")
@@ -140,29 +138,6 @@ def test_what_drawing_says_of_an_answer_is_not_computed_again(
     for name in ("loss", "kl", "reward", "entropy"):
         assert logged(known[1], name) == pytest.approx(logged(computed[1], name), abs=1e-5), name
     assert known[1].drawn is None or passes
-
-
-@pytest.mark.parametrize("algorithm", ["grpo", pytest.param("ppo", marks=pytest.mark.slow)])
-def test_a_run_is_replayed_from_its_rewards(algorithm: str, tiny_model: Path, tmp_path: Path) -> None:
-    """The function failed on the way, and is not asked the second time."""
-    calls = 0
-
-    def shaky(completion_ids: list[list[int]], **given: Any) -> list[float]:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise ConnectionError("away")
-        return count_even(completion_ids, **given)
-
-    runs = []
-    for name in ("first", "replayed"):
-        patience = Patience(timeout=30.0, retries=1, kept=KeptRewards(tmp_path / "rewards"))
-        flags = (*SMALL, "--max_steps", "2", "--num_iterations", "1", "--learning_rate", "1e-3")
-        trainer = make_trainer(tiny_model, tmp_path / name, algorithm, watched(shaky, patience), *flags)
-        trainer.train()
-        runs.append([logged(trainer, figure) for figure in ("loss", "reward", "grad_norm")])
-    assert runs[0] == runs[1] and calls == 3
-    assert logged(trainer, "rewards/shaky/kept") == [4.0, 4.0]
 
 
 @pytest.mark.parametrize("variant", ["grpo", "reinforce_plus_plus"])

@@ -48,7 +48,7 @@ def trainer(tiny_model: Path, tmp_path: Path) -> Any:
     return make
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch", "adafactor", "lion_32bit", "adamw_8bit", "ademamix", "sgd", "muon"])
+@pytest.mark.parametrize("optim", ["adamw_torch", "adafactor", "adamw_8bit", "muon"])
 def test_the_groups_reach_the_optimizer(trainer: Any, optim: str) -> None:
     made = trainer("--optim", optim, "--layerwise_lr_decay_bound", "0.5", "--learning_rate", "1e-3")
     optimizer = made.create_optimizer()

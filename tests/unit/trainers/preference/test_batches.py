@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-
-from hftune.errors import ArgumentError
-from hftune.models.attention.shared_prompts import SharedPrompts
 from hftune.trainers.preference.batches import PairCollator
 
 PAIRS = [
@@ -63,15 +58,3 @@ def test_single_answers_and_mismatches() -> None:
     assert (batch["paired"], batch["label"].tolist(), batch["answer_ids"].tolist()) == (False, [True], [3])
     assert batch["kl"]["input_ids"].tolist() == [[1, 2, 4, 5]]
     assert batch["filler"].tolist() == [False]
-
-
-def test_who_sees_whom() -> None:
-    shared = SharedPrompts((2,), ((3, 2),))
-    cpu = torch.device("cpu")
-    assert shared.seen(5, 5, None, cpu) is None
-    assert shared.seen(2, 4, None, cpu).int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    assert shared.seen(2, 4, 2, cpu).int().tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
-    keys = shared.with_prompts(torch.arange(7.0), 0)
-    assert [part.tolist() for part in keys] == [[0, 1, 2, 3, 4], [0, 1, 5, 6]]
-    with pytest.raises(ArgumentError, match="--shared_prompts False"):
-        shared.check((5, 1, 1))

@@ -216,16 +216,6 @@ def test_a_step_is_the_same_however_it_is_split(loss_type: list[str]) -> None:
     torch.testing.assert_close(torch.autograd.grad(sum(parts), given)[0], wanted)  # type: ignore[arg-type]
 
 
-def test_an_evaluation_is_a_mean_over_all_pairs_and_all_tokens() -> None:
-    """Not over batches: ORPO's mean over chosen tokens is (1 + 2 + 3) / 3, not (1.5 + 3) / 2."""
-    whole = pair_loss(training=False, loss_type=["orpo"])
-    wanted = loss_of(whole)
-    made = pair_loss(training=False, loss_type=["orpo"])
-    for which in ([False, True], [True, False]):
-        loss_of(made, **{FILLER: torch.tensor(which)})
-    assert measured(made, "eval")["loss"] == pytest.approx(wanted) == measured(whole, "eval")["loss"]
-
-
 def test_what_a_batch_counts() -> None:
     assert counts_of(batch()).tolist() == [2.0, 3.0]
     assert counts_of(batch(**{FILLER: torch.tensor([False, True])})).tolist() == [1.0, 2.0]
@@ -293,14 +283,6 @@ def test_the_reference_point_is_one_for_all_micro_batches_of_a_step() -> None:
             made.loss(model, one, counted)
         made.loss(model, first)
     assert asked == [[first, second], [first], [second], [first]]
-
-
-def test_single_answers_of_kto_have_its_estimate() -> None:
-    made = pair_loss(loss_type=["kto"])
-    found = made._of_answers(said(LOG_PROBS), batch(**LABELS), torch.tensor(0.5))
-    kto = (2 * (1 - s(0.5 * -1.5)) + 2 * (1 - s(-0.5 * 0.5))) / 4
-    assert found.of_tokens is None and float(found.of_pairs.mean().detach()) == pytest.approx(kto)
-    assert measured(made)["kl"] == 0.5
 
 
 def test_a_step_waits_for_no_value() -> None:

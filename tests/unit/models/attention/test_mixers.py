@@ -88,24 +88,6 @@ def test_a_state_ends_with_its_document() -> None:
     assert torch.equal(mixer(row)[0], out)
 
 
-def test_a_convolution_and_its_gradient() -> None:
-    torch.manual_seed(0)
-    mixer, row = Convolution(), torch.randn(1, sum(LENGTHS), 2)
-    mixer(row).sum().backward()
-    across = mixer.conv.weight.grad.clone()
-    mixer.zero_grad()
-    alone = torch.cat([mixer(part) for part in row.split(LENGTHS, dim=1)], dim=1)
-    alone.sum().backward()
-    expected = mixer.conv.weight.grad.clone()
-    mixer.zero_grad()
-    call_by_documents(mixer, begun())
-    out = mixer(row)
-    out.sum().backward()
-    torch.testing.assert_close(out, alone)
-    torch.testing.assert_close(mixer.conv.weight.grad, expected)
-    assert not torch.allclose(expected, across)
-
-
 @pytest.mark.parametrize("lengths", [None, [15]])
 def test_padded_rows_and_a_single_document_are_left_alone(lengths: list[int] | None) -> None:
     mixer, row = Sum(), torch.randn(1, 15, 2)

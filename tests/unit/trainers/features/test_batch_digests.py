@@ -46,14 +46,6 @@ def test_layout_and_padding_do_not_count(documents: list[list[int]], pad: int) -
 
 
 @settings(max_examples=25)
-@given(DOCUMENTS, st.data())
-def test_sharing_out_does_not_count(documents: list[list[int]], data: Any) -> None:
-    cut = data.draw(st.integers(1, len(documents)))
-    parts = [part for part in (documents[:cut], documents[cut:]) if part]
-    assert sum(digest(padded(part)).item() for part in parts) % 2**BITS == digest(padded(documents)).item()
-
-
-@settings(max_examples=25)
 @given(DOCUMENTS)
 def test_another_token_or_place_counts(documents: list[list[int]]) -> None:
     other = [list(document) for document in documents]

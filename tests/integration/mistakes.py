@@ -179,7 +179,7 @@ BROKEN = _lines(CHAT) + '{"messages": [{"role": "user", "content": "a"\n'
 
 MISTAKES = [
     # --- paths and names
-    Mistake("a model folder is misspelt", "run_sft --model_name_or_path {model}x", ("no folder {model}x",), meant),
+    _checked("a model folder is misspelt", "run_sft --model_name_or_path {model}x", ("no folder {model}x",), meant),
     _checked(
         "a name that is neither a folder nor in the cache",
         "run_sft --model_name_or_path outputs/sft",
@@ -211,7 +211,7 @@ MISTAKES = [
         given("--tokenizer_name_or_path", "{model}", "use the tokenizer that belongs to the model"),
     ),
     # --- which model is which
-    Mistake(
+    _checked(
         "an adapter is given as a model",
         "run_sft --model_name_or_path {adapter}",
         ("{adapter} holds a LoRA adapter, not a model",),
@@ -279,7 +279,7 @@ MISTAKES = [
     ),
     Mistake("a base model without a template", "run_sft --model_name_or_path {bare}", ("no chat template",), added),
     # --- RL
-    Mistake(
+    _checked(
         "RL without a reward",
         "run_rl --train_file_dir {answers} --num_generations 2 --per_device_train_batch_size 2 "
         "--max_completion_length 4",
@@ -293,7 +293,7 @@ MISTAKES = [
         edited(r'"answer"', _replace("data.jsonl", "?", '?", "answer": "5')),
         {"data.jsonl": _lines({"prompt": "What is 2 plus 3?"})},
     ),
-    Mistake(
+    _checked(
         "groups that do not fit into a batch",
         "run_rl --reward_funcs format --max_completion_length 4 --num_generations 4 --per_device_train_batch_size 3",
         ("generation_batch_size (3)", "--num_generations"),
@@ -309,7 +309,7 @@ MISTAKES = [
     _checked(
         "a quantised model in full", "run_sft --load_in_4bit", ("a quantised model cannot be trained in full",), added
     ),
-    Mistake(
+    _checked(
         "LoRA on modules of another family",
         "run_sft --use_peft --lora_target_modules c_attn",
         ("the model has no module c_attn", "--lora_target_modules"),
@@ -322,7 +322,7 @@ MISTAKES = [
         ("{adapter_copy} already holds a finished run", "--output_dir"),
         added,
     ),
-    Mistake(
+    _checked(
         "an output folder is resumed from",
         "run_sft --use_peft --max_steps 2 --resume_from_checkpoint {adapter}",
         ("{adapter} is an output folder, not a checkpoint", "--resume_from_checkpoint"),

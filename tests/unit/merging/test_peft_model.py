@@ -202,3 +202,12 @@ def test_a_tied_head_gets_a_copy_before_anything_is_folded(tied: bool, said: boo
     assert peft_model._untie(model) is tied
     head, embeddings = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     assert head.data_ptr() != embeddings.data_ptr() and torch.equal(head, embeddings) is tied
+
+
+def test_what_peft_would_pass_over(make_base: Callable, tmp_path: Path) -> None:
+    adapter = make_adapter(make_base("llama"), tmp_path / "adapter", target_modules=ATTENTION)
+    tensors = load_file(adapter / ADAPTER_WEIGHTS)
+    name = next(iter(tensors))
+    save_file(tensors | {name.replace("layers.0", "layers.9"): tensors[name].clone()}, adapter / ADAPTER_WEIGHTS)
+    with pytest.raises(UserError, match=r"has nothing for its .*layers\.9"):
+        load_adapter(load_base(plan(make_base("llama"))), adapter)

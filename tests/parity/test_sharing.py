@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.architectures import make_model
 from tests.parity.shared_models import (
     FOUR,
     TOLERANCE,
@@ -126,11 +125,9 @@ def test_routers_are_balanced_alike(runs: Runs, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_lora_and_loss_of_dft_on_shared_rows(runs: Runs) -> None:
-    flags = (*LORA, "--loss_type", "dft")
-    assert (
-        curves(runs, "sft", "llama", flags, (), sharing("sequence", "zero2"), sharing("sequence", "zero3")) < TOLERANCE
-    )
+def test_lora_on_shared_rows(runs: Runs) -> None:
+    shared = [sharing("sequence", zero) for zero in ("zero2", "zero3")]
+    assert curves(runs, "sft", "llama", LORA, (), *shared) < TOLERANCE
 
 
 @pytest.mark.slow
@@ -162,17 +159,6 @@ def test_a_stream_is_sharded_over_groups(runs: Runs, tmp_path: Path, stage: str)
     flags = ("--streaming", "True", "--save_strategy", "no", *length)
     for name, shared, launcher in (("alone", (), "python"), ("shared", sharing("tensor", "zero1"), TWO)):
         runs.start(stage, runs.model("llama"), tmp_path / name, *flags, *shared, launcher=launcher, rows=4)
-    assert furthest(read_curve(tmp_path / "shared"), read_curve(tmp_path / "alone")) < TOLERANCE
-
-
-@pytest.mark.slow
-def test_positions_that_stretch(runs: Runs, tmp_path: Path) -> None:
-    """By the largest position of a row, which the slices before it do not have."""
-    model = make_model("llama", tmp_path / "short", max_position_embeddings=16)
-    flags = ("--rope_scaling", '{"rope_type": "dynamic", "factor": 4.0}', "--cross_document_attention", "True")
-    for name, more in (("alone", ()), ("shared", sharing("sequence", ""))):
-        launcher = TWO if more else "python"
-        runs.start("pt", model, tmp_path / name, *flags, *more, launcher=launcher, rows=4)
     assert furthest(read_curve(tmp_path / "shared"), read_curve(tmp_path / "alone")) < TOLERANCE
 
 

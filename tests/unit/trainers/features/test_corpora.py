@@ -23,7 +23,6 @@ from hftune.trainers.features.corpora import (
     read_state,
     refuse_state,
 )
-from hftune.trainers.features.feature import state_errors
 from tests.unit.data.streams import stream_of
 from tests.unit.trainers.features import made_up
 
@@ -128,12 +127,3 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     (tmp_path / LOADER_STATE_NAME).write_text("{}")
     with pytest.raises(ArgumentError, match="tokenised or streamed data"):
         refuse_state(str(tmp_path))
-
-
-@pytest.mark.parametrize("error", [KeyError("blocks"), TypeError("x"), ValueError("x"), AttributeError("x")])
-def test_faults_in_it_are_one_message(tmp_path: Path, error: Exception) -> None:
-    said = f"{LOADER_STATE_NAME} is no state of a run: {type(error).__name__}"
-    with pytest.raises(ManifestError, match=said), state_errors(tmp_path / LOADER_STATE_NAME):
-        raise error
-    with pytest.raises(OSError), state_errors(tmp_path):
-        raise OSError

@@ -19,8 +19,8 @@ from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, WORKS, Row
 from hftune.arguments.names.table import table, tools, tools_of, topics
 from hftune.arguments.parser import HftuneParser, help_groups
-from hftune.arguments.ranges import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
-from hftune.arguments.stage_table import STAGES, base_stage
+from hftune.arguments.ranges import done_by_hftune
+from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import algorithms, stage_parser
 from hftune.on_demand import on_demand
 from hftune.tools.explaining.explain import RUN_KINDS, counterpart, default_rows, documented_names, outcome
@@ -136,7 +136,7 @@ def _trl_tables() -> Iterator[str]:
 
 def _of_trl(name: str, stage: str) -> str:
     """What a script does with an argument of TRL's."""
-    done = DONE_BY_HFTUNE_EVERYWHERE | DONE_BY_HFTUNE.get(base_stage(stage), {}) | DONE_BY_HFTUNE.get(stage, {})
+    done = done_by_hftune(stage)
     row = table().get(name)
     return f"refused: {done[name]}" if name in done else WORKS if row is None else outcome(row)
 

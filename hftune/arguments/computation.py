@@ -14,55 +14,71 @@ RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 """torchao's names: one scale a tensor (E4M3 forward, E5M2 for gradients); one a row; the same, with the gradient of the
 weights in bf16."""
 
+# Torch's own time-out of collectives waits so many seconds longer, so that the message that names the culprit comes.
+_AFTER = 300
+
 
 @dataclass
-class PrecisionFields:
-    """FP8 of training in full. A frozen base in 8 or 4 bits is `load_in_8bit` and `load_in_4bit`."""
+class ComputationFields:
+    """Mixed into every stage's arguments; a class next to it brings transformers' `ddp_timeout`."""
 
+    # --- watching and measuring; the names of a profile's steps are Megatron's ---
+    hang_timeout: float = option(
+        1500.0,
+        "Seconds in which training must move on from one phase (data, forward, backward, optimizer step, "
+        "save, a batch of evaluation, generation) to the next. After that every process says which rank is behind, "
+        "and where, and ends with exit code 76. 0: never.",
+    )
+    callbacks: list[str] | None = option(
+        None,
+        "Callbacks of yours: FILE.py:CLASS or MODULE:CLASS, subclasses of transformers' TrainerCallback; "
+        "with arguments 'FILE.py:CLASS{\"after\": 3}'.",
+    )
+    early_stopping_patience: int | None = option(
+        None,
+        "Stop after so many evaluations in a row that bring --metric_for_best_model no further. It needs "
+        "held-out records, --eval_strategy and --load_best_model_at_end.",
+    )
+    early_stopping_threshold: float = option(
+        0.0, "For --early_stopping_patience: what is no more than this does not count as better."
+    )
+    profile: bool = option(
+        False, "Write a torch.profiler trace of some steps and a table of what cost most, to output_dir/profile."
+    )
+    profile_step_start: int = option(4, "First step, counted from 1, of --profile.")
+    profile_step_end: int = option(6, "Last step of --profile.")
+    profiler_rank0_only: bool = option(True, "Profile the first process alone, not every one.")
+
+    # --- sizes of the groups of processes that work on the same model, rows or experts; 1: no such groups ---
+    tensor_parallel_size: int = option(
+        1, "Processes that share the matrices of every layer (AutoTP); they see the same rows."
+    )
+    sequence_parallel_size: int = option(
+        1, "Processes that share the tokens of every row (Ulysses); they see the same rows."
+    )
+    expert_parallel_size: int = option(
+        1, "Processes that share the experts of every layer of a mixture (AutoEP); each sees rows of its own."
+    )
+
+    # --- precision of training in full: a frozen base in 8 or 4 bits is `load_in_8bit` and `load_in_4bit` ---
     fp8: str | None = option(
         None,
         "Multiply the linear layers' matrices in FP8 (torchao, a GPU of compute capability 8.9 or later, "
         "training in full in bf16). --torch_compile True makes it pay.",
         choices=[*RECIPES],
     )
-
     train_in_float32: bool = option(
         False,
         "Keep what is trained in float32 whatever --dtype says, a reward model's head too. Under "
         "DeepSpeed it is so anyway, in the optimizer's copies.",
     )
-
-
-@dataclass
-class TilingFields:
-    """Mixed into every stage's arguments."""
-
     tiled_mlp: bool = option(
         False,
         "Compute each MLP a piece of the row at a time and recompute it in the backward pass, so that the "
         "widest activations are never there for a whole row. PT and SFT; for long rows.",
     )
 
-
-@dataclass
-class RouterFields:
-    """Losses of a mixture of experts' routers. `router_aux_loss_coef` is TRL's name."""
-
-    # None is not 0: the weight in the model's config counts then.
-    router_aux_loss_coef: float | None = option(
-        None,
-        "Weight of the routers' load-balancing loss (arXiv:2101.03961). Left out: what the model's config "
-        "says, 0 where it says nothing.",
-    )
-    moe_z_loss_coef: float = option(
-        0.0, "Weight of the routers' z-loss (arXiv:2202.08906), a mean over tokens and layers."
-    )
-
-
-@dataclass
-class DropoutFields:
-    """Dropout on ERNIEKit's names, whatever the model's config calls it."""
-
+    # --- dropout on ERNIEKit's names, whatever the model's config calls it; losses of routers, the first TRL's name ---
     hidden_dropout_prob: float | None = option(
         None, "Dropout on what attention and MLP add to the hidden states. Left out: as the model's config says."
     )
@@ -73,26 +89,20 @@ class DropoutFields:
     layerwise_dropout: bool = option(
         False, "Scale both by a layer's number (from 0) over the count of layers, as ERNIEKit does."
     )
+    # None is not 0: the weight in the model's config counts then.
+    router_aux_loss_coef: float | None = option(
+        None,
+        "Weight of the routers' load-balancing loss (arXiv:2101.03961). Left out: what the model's config "
+        "says, 0 where it says nothing.",
+    )
+    moe_z_loss_coef: float = option(
+        0.0, "Weight of the routers' z-loss (arXiv:2202.08906), a mean over tokens and layers."
+    )
 
     @property
     def asks_for_dropout(self) -> bool:
         """Whether a dropout other than the model's own was asked for."""
         return self.hidden_dropout_prob is not None or self.attention_probs_dropout_prob is not None
-
-
-@dataclass
-class ParallelArguments:
-    """Sizes of the groups of processes that work on the same model, rows or experts. 1: no such groups."""
-
-    tensor_parallel_size: int = option(
-        1, "Processes that share the matrices of every layer (AutoTP); they see the same rows."
-    )
-    sequence_parallel_size: int = option(
-        1, "Processes that share the tokens of every row (Ulysses); they see the same rows."
-    )
-    expert_parallel_size: int = option(
-        1, "Processes that share the experts of every layer of a mixture (AutoEP); each sees rows of its own."
-    )
 
     @property
     def mesh(self) -> Mesh:
@@ -110,80 +120,26 @@ class ParallelArguments:
         """Processes that see rows of their own: the factor of batches, samplers and token counts."""
         return self.mesh.data
 
-    def check_parallel_sizes(self) -> None:
-        """Refuse sizes for which the processes do not suffice.
+    def check_computation(self) -> None:
+        """Refuse what cannot be, and let torch's own time-out come after `hang_timeout`.
 
         Raises:
-            ArgumentError: A size below 1, or processes that do not divide into such groups.
+            ArgumentError: Steps of a profile that are none, or sizes for which the processes do not suffice.
         """
-        raise_together(mesh_problems(self.mesh))
-
-
-_FLAG = "--hang_timeout"
-# Torch's own time-out of collectives waits so many seconds longer, so that the message that names the culprit comes.
-_AFTER = 300
-
-
-@dataclass
-class HangTimeoutFields:
-    """A time-out for every phase of a step, in every stage."""
-
-    hang_timeout: float = option(
-        1500.0,
-        "Seconds in which training must move on from one phase (data, forward, backward, optimizer step, "
-        "save, a batch of evaluation, generation) to the next. After that every process says which rank is behind, "
-        "and where, and ends with exit code 76. 0: never.",
-    )
-
-    def raise_ddp_timeout(self) -> None:
-        """Let torch's own time-out come after this one: it says less, and ends a process in the middle of its words."""
+        first, last = self.profile_step_start, self.profile_step_end
+        if not 1 <= first <= last:
+            raise ArgumentError(
+                f"steps {first} to {last} are none",
+                place="--profile_step_start, --profile_step_end",
+                fix="count steps from 1, the last at or after the first",
+            )
         # NCCL's own time-out aborts the process at once: the watchdog must come first to say which rank was behind.
         collectives = self.ddp_timeout
         if self.hang_timeout and collectives < self.hang_timeout + _AFTER:
             # Of the TrainingArguments alongside; annotated, since this class does not declare it.
             self.ddp_timeout: int = int(self.hang_timeout) + _AFTER
-            notice(f"--ddp_timeout is {self.ddp_timeout}: collectives wait longer than {_FLAG} {self.hang_timeout:g}")
-
-
-@dataclass
-class ProfileFields:
-    """A profile of some steps. The names of its steps are Megatron's."""
-
-    profile: bool = option(
-        False, "Write a torch.profiler trace of some steps and a table of what cost most, to output_dir/profile."
-    )
-    profile_step_start: int = option(4, "First step, counted from 1, of --profile.")
-    profile_step_end: int = option(6, "Last step of --profile.")
-    profiler_rank0_only: bool = option(True, "Profile the first process alone, not every one.")
-
-    def check_profile(self) -> None:
-        """Refuse steps that are none.
-
-        Raises:
-            ArgumentError: The last step comes before the first, or the first is none.
-        """
-        if not 1 <= self.profile_step_start <= self.profile_step_end:
-            raise ArgumentError(
-                f"steps {self.profile_step_start} to {self.profile_step_end} are none",
-                place="--profile_step_start, --profile_step_end",
-                fix="count steps from 1, the last at or after the first",
+            notice(
+                f"--ddp_timeout is {self.ddp_timeout}: collectives wait longer than --hang_timeout "
+                f"{self.hang_timeout:g}"
             )
-
-
-@dataclass
-class CallbackFields:
-    """Callbacks of transformers' Trainer by name, and early stopping."""
-
-    callbacks: list[str] | None = option(
-        None,
-        "Callbacks of yours: FILE.py:CLASS or MODULE:CLASS, subclasses of transformers' TrainerCallback; "
-        "with arguments 'FILE.py:CLASS{\"after\": 3}'.",
-    )
-    early_stopping_patience: int | None = option(
-        None,
-        "Stop after so many evaluations in a row that bring --metric_for_best_model no further. It needs "
-        "held-out records, --eval_strategy and --load_best_model_at_end.",
-    )
-    early_stopping_threshold: float = option(
-        0.0, "For --early_stopping_patience: what is no more than this does not count as better."
-    )
+        raise_together(mesh_problems(self.mesh))

@@ -7,8 +7,8 @@ import copy
 import functools
 import inspect
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
 
 from trl import TrlParser
@@ -18,12 +18,11 @@ from hftune.arguments.names.row import Row
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import Entry, Outcome, Translator
 from hftune.arguments.ranges import (
-    DONE_BY_HFTUNE,
-    DONE_BY_HFTUNE_EVERYWHERE,
     JSON_OBJECTS,
+    RANGES,
+    REMOVED,
     choices_of,
-    numbers_of,
-    out_of_range,
+    done_by_hftune,
 )
 from hftune.arguments.raw_arguments import (
     COMMAND_LINE,
@@ -31,49 +30,18 @@ from hftune.arguments.raw_arguments import (
     LEFT_OUT,
     class_error,
     converted,
-    example_of,
     given_in_file,
     given_on_command_line,
     joined,
-    several,
     take_config,
     yaml_value,
 )
-from hftune.arguments.stage_table import STAGES, base_stage
+from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.logging import notice
 from hftune.opening.json_file import parse_json
 from hftune.stores.located import located
 from hftune.visible import as_typed, say
-
-_NO_PARTS = "`hftune tokenize` makes all records, with --preprocessing_num_workers processes"
-_BETA = "beta stays as it is given: lower or raise --beta"
-_GOLD = "a teacher has the student's tokenizer; for another one there is TRL's GOLD (trl.experimental.gold)"
-REMOVED = {
-    "shard": _NO_PARTS,
-    "join": _NO_PARTS,
-    "init_new_embeddings": "rows of new tokens begin as the mean of the old ones, as transformers makes them",
-    "layers_to_transform": "--target_regex adapts some layers: 'model[.]layers[.](20|21)[.].*'",
-    "gguf_file": "make weights: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(NEW)",
-    "teacher_weights": "one teacher is learnt from",
-    "keep": "`hftune data check` leaves out what --drop names, and nothing else",
-    "ancestors": "name the files that `hftune lineage FOLDER` lists before the others: `duplicate` finds them",
-    "shared_token_weight": _GOLD,
-    "split_token_weight": _GOLD,
-    "reward_model": "`hftune score` asks a reward model",
-    "adapter": "give the adapter's own folder as the model: its base, and the adapters below it, are known",
-    "max_waiting": "the server that `hftune serve` starts queues requests itself",
-    "as_served": "leave it out: a turn whose text before it is not the inference prompt is refused, and `hftune serve` "
-    "proves that its server's prompts are those of training",
-    "eval_tasks": "`hftune evaluate OUTPUT/checkpoint-* --eval_tasks ...` measures checkpoints",
-    "judge_reward": "name it among the rewards, with 0 in --reward_weights: its mean is logged as rewards/NAME/mean",
-    "kl_target": _BETA,
-    "kl_horizon": _BETA,
-    "max_teacher_entropy": "all labels are trained; --temperature softens both sides",
-    "print_groups": "docs/optimizers.md says which rate and decay a weight has; the log shows the first group's rate",
-    "text_only_export": "leave it out: a model is saved with all parts, which vLLM and llama.cpp's converter take",
-}
-"""Arguments that there were, and what stands in their place."""
 
 
 class HftuneParser(TrlParser):
@@ -91,9 +59,7 @@ class HftuneParser(TrlParser):
         super().__init__(dataclass_types)
         self.stage = stage
         self.aliases = aliases or {}
-        self.done_by_hftune = dict(DONE_BY_HFTUNE_EVERYWHERE)
-        for name in (base_stage(self.stage), self.stage):
-            self.done_by_hftune |= DONE_BY_HFTUNE.get(name, {})
+        self.done_by_hftune = done_by_hftune(stage)
         for name in (f.name for cls in self.dataclass_types for f in fields(cls) if get_origin(f.type) is dict):
             self.known[name].type = _json_object  # `dict` itself takes no string
         for name in self.known.keys() & set(JSON_OBJECTS):
@@ -103,7 +69,6 @@ class HftuneParser(TrlParser):
                 self.known[name].choices = choices
         # Annotations are texts; `bool | None` is a switch as well, for which argparse wants a value.
         self.switches = {f.name for cls in self.dataclass_types for f in fields(cls) if "bool" in str(f.type)}
-        self.numbers = numbers_of(self.dataclass_types)
         if "report_to" in self.known:
             self.known["report_to"].nargs = "+"  # several trackers: a union of which argparse knows the text alone
 
@@ -187,50 +152,40 @@ class HftuneParser(TrlParser):
 
     def misfits(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
         """Values of translated arguments that are out of range, of another type or none of the choices; with places."""
+        # One by one: all of them are wanted.
         for entry in entries:
-            found = list(self.out_of_range(entry))
-            # One by one: all of them are wanted.
             try:
-                if not found:
-                    self.value_of(entry)
+                self.value_of(entry)
             except ArgumentError as problem:
-                found = [problem.at(entry.place)]
-            yield from found
-
-    def out_of_range(self, entry: Entry) -> Iterator[ArgumentError]:
-        """What is wrong with numbers that a field does not take."""
-        # argparse's class has written over the type of a field that may be None.
-        null = entry.values == [None] and type(None) in self.kinds(entry.name)
-        if entry.name in self.numbers and not null:
-            yield from out_of_range(self.numbers[entry.name], entry.values, entry.place)
+                yield problem.at(entry.place)
 
     def value_of(self, entry: Entry) -> Any:
         """What one translated argument is made, as if it stood alone on a command line; None for YAML's null.
 
         Raises:
-            ArgumentError: Its value is of another type, none of the choices, or one of several where one is wanted.
+            ArgumentError: Its value is of another type, out of range, none of the choices, or one of several where one
+                is wanted; no message tells a value that cannot be placed, which may be a secret.
         """
         name, values, action = entry.name, joined(entry.name, entry.values), self.known[entry.name]
-        raise_together(several(name, values))
-        if values == [None] or self._as_in_file(name, values):
+        # argparse's class has written over the type of a field that may be None.
+        null = values == [None] and (name not in RANGES or type(None) in self.kinds(name))
+        if null or self._as_in_file(name, values):
             return yaml_value(values)
         typed = entry.place == COMMAND_LINE
         if action.nargs == 0 and (values or not typed):
             fix = f"write {action.dest}: false"
             raise ArgumentError(f"--{name} is for command lines, and takes no value", place=COMMAND_LINE, fix=fix)
-        if action.nargs == 0:
-            return False  # `--no_packing`
+        if action.nargs == 0 or (not values and typed and name in self.switches):
+            return action.nargs != 0  # `--no_packing`
         if any(isinstance(value, dict | list) for value in values) and not self.takes_object(name):
             raise ArgumentError(f"--{name} takes no names and values", place=COMMAND_LINE, fix=f"{name}: VALUE")
-        if not values and typed and name in self.switches:
-            return True
         if not values:
-            fix = f"write --{name} {example_of(action)}, for instance" if typed else f"{name}: VALUE; or leave it out"
+            fix = f"write --{name} VALUE, or leave it out; `hftune explain {name}`"
             raise ArgumentError(f"--{name} needs a value", place=COMMAND_LINE, fix=fix)
         several_taken = action.nargs == "+"
         if len(values) > 1 and not several_taken:
             cause = f"--{name} takes one value, not {len(values)}"
-            raise ArgumentError(cause, place=COMMAND_LINE, fix="give one of them")
+            raise ArgumentError(cause, place=COMMAND_LINE, fix="give one of them, in quotes if it has spaces")
         found = [converted(action, _word(value)) for value in values]
         return found if several_taken else found[0]
 
@@ -299,48 +254,31 @@ _TITLES = {
 }
 
 
-def help_groups(classes: Iterable[type], actions: Iterable[argparse.Action]) -> dict[str, list[argparse.Action]]:
+def help_groups(classes: Collection[type], actions: Iterable[argparse.Action]) -> dict[str, list[argparse.Action]]:
     """Title -> arguments, in the order in which they are shown.
 
     Args:
         classes: The dataclasses of the parser, each with those it extends.
         actions: The parser's; those that belong to no class (`--help`) come first.
     """
-    owners = {name: title for cls in classes for name, title in _owners(cls).items()}
     groups: dict[str, list[argparse.Action]] = {"options": []}
-    for title in dict.fromkeys(owners.values()):
-        groups[title] = []
     for action in actions:
-        groups[owners.get(action.dest, "options")].append(_with_underscores(action))
-    ours = [title for title in groups if " of " not in title]
+        # A copy without its second spelling, `--learning-rate`, which the parser accepts as well.
+        shown = copy.copy(action)
+        shown.option_strings = [option for option in action.option_strings if "-" not in option.lstrip("-")]
+        groups.setdefault(_title(action.dest, classes), []).append(shown)
     # TRL's before transformers', which has a hundred that few need.
-    theirs = sorted((title for title in groups if " of " in title), key=lambda title: "transformers" in title)
-    return {title: groups[title] for title in [*ours, *theirs] if groups[title]}
+    order = sorted(groups, key=lambda title: (" of " in title, "transformers" in title))
+    return {title: groups[title] for title in order if groups[title]}
 
 
-def _with_underscores(action: argparse.Action) -> argparse.Action:
-    """The argument without its second spelling, `--learning-rate`, which works as well."""
-    # A copy: the parser still accepts both spellings.
-    shown = copy.copy(action)
-    shown.option_strings = [option for option in action.option_strings if "-" not in option.lstrip("-")]
-    return shown
-
-
-def _owners(cls: type) -> dict[str, str]:
-    """Field -> title of the class that says most about it; the outermost class that has it counts."""
-    owners: dict[str, str] = {}
-    # From the outermost class inwards: whoever redefines a field has written the help that is shown.
-    for base in cls.__mro__:
-        if is_dataclass(base):
-            own = inspect.get_annotations(base)
-            owners |= {
-                field.name: _title(base) for field in fields(base) if field.name in own and field.name not in owners
-            }
-    return owners
-
-
-def _title(cls: type) -> str:
-    package = cls.__module__.split(".")[0]
-    if package != "hftune":
-        return f"arguments of {package}'s {cls.__name__}"
-    return _TITLES.get(cls.__name__, "training")
+def _title(name: str, classes: Collection[type]) -> str:
+    """Of the outermost class that defines a field: whoever redefines one has written the help that is shown."""
+    bases = (base for cls in classes for base in cls.__mro__ if name in inspect.get_annotations(base))
+    owner = next(bases, None)
+    if owner is None:
+        return "options"
+    package = owner.__module__.split(".")[0]
+    return (
+        f"arguments of {package}'s {owner.__name__}" if package != "hftune" else _TITLES.get(owner.__name__, "training")
+    )

@@ -1,4 +1,5 @@
-"""Which values each argument takes: numbers by one table for every class, words, fields that hftune fills itself.
+"""Which values arguments take: numbers by `ranges.csv`, for every class that has a field of the name; words, fields
+that hftune fills itself and names that were removed by `fields.csv`.
 
 A number beyond its range is refused when it is parsed. Upstream takes `--gradient_accumulation_steps -2` or
 `--num_train_epochs -1` without a word, and such a run ends as if it had trained. Upper limits are generous: they keep
@@ -8,11 +9,10 @@ out slips of the keyboard (a rank of 999999999999) that would fill the memory of
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator
-from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any
+from collections.abc import Container
+from dataclasses import dataclass
 
-from hftune.errors import ArgumentError, shown
+from hftune.arguments.stage_table import base_stage
 from hftune.tables import read_table
 
 
@@ -72,146 +72,61 @@ RANGES = {
 }
 """By the name of a field, which means the same in every class that has it."""
 
-_FIXES = {
+FIXES = {
     "score_difference_scale": "give a number above 0, or --score_difference none",
     "max_steps": "leave it out for whole epochs (--num_train_epochs); --do_eval alone evaluates without training",
     "num_train_epochs": "give the passes over the data, or --max_steps; --do_eval alone evaluates without training",
     "max_train_samples": "leave it out for all records; --do_eval alone evaluates without training",
     "max_eval_samples": "leave it out for all records; without --validation_file_dir none are held out",
 }
+"""Ways out where a number of a name is beyond its range."""
 
 
-def is_number(entry: Field[Any]) -> bool:
-    """Whether a field of a dataclass holds a number, or a list of them."""
-    # Annotations are texts here: `from __future__ import annotations` and upstream's unions.
-    return re.search(r"\b(int|float)\b", str(entry.type)) is not None
-
-
-def numbers_of(classes: Iterable[Any]) -> dict[str, Field[Any]]:
-    """The fields of dataclasses that hold numbers, by their names."""
-    return {entry.name: entry for cls in classes for entry in fields(cls) if is_number(entry)}
-
-
-def out_of_range(entry: Field[Any], values: Iterable[object], place: str) -> Iterator[ArgumentError]:
-    """What is wrong with the numbers that were given for a field.
-
-    Args:
-        entry: The field.
-        values: Texts of a command line, or what a YAML file holds. Texts that are no numbers are left to the parser.
-        place: Where they were given.
-    """
-    for value in values:
-        words = _misfit(entry, value)
-        if words:
-            left_out = f"; left out it is {entry.default}" if entry.default not in (None, MISSING) else ""
-            yield ArgumentError(
-                f"--{entry.name} cannot be {shown(value)}: {words}",
-                place=f"--{entry.name} ({place})",
-                fix=_FIXES.get(entry.name) or f"give a number in this range{left_out}",
-            )
-            return
-
-
-def _misfit(entry: Field[Any], value: object) -> str | None:
-    kind, allowed = str(entry.type), RANGES[entry.name]
-    whole = re.search(r"\bfloat\b", kind) is None
-    takes = f"it takes {'whole ' if whole else ''}numbers {allowed}"
-    if value is None:  # YAML's null
-        return None if "None" in kind else takes
-    # YAML's `yes` for a number: Python would take it for 1.
-    if isinstance(value, bool):
-        return takes
-    if isinstance(value, str):
-        value = _parsed(value)
-        if value is None:
-            return None
-    # 2.0 for a whole number is a slip in a file; infinity is left for the range to refuse in its own words.
-    if not isinstance(value, int | float) or (whole and isinstance(value, float) and abs(value) < float("inf")):
-        return takes
-    return None if allowed.holds(value) else takes
-
-
-def _parsed(text: str) -> float | int | None:
-    """The number that a text stands for; None where it is none. A number with thousands of digits is infinite."""
-    try:
-        # Python refuses to convert thousands of digits, with an error that is not about the argument.
-        return int(text) if len(text) < 30 else float(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
+def misfit(name: str, value: object) -> str | None:
+    """What numbers an argument takes, where this value is another one; words are left to whoever knows them."""
+    if name not in RANGES or isinstance(value, bool):
         return None
+    try:
+        number = float(value) if isinstance(value, str) else value
+    except ValueError:  # `auto`
+        return None
+    fits = not isinstance(number, int | float) or RANGES[name].holds(number)
+    return None if fits else f"numbers {RANGES[name]}"
 
 
-_EVERYWHERE = {
-    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "lite"),
-}
-_CACHES: tuple[str, ...] = ("dynamic", "static", "offloaded", "offloaded_static", "quantized", "paged")
-# Older names of the others, which transformers still takes.
-_CACHES += ("sliding_window", "hybrid", "hybrid_chunked", "offloaded_hybrid", "offloaded_hybrid_chunked")
-_OF_STAGE: dict[str, dict[str, tuple[str, ...]]] = {
-    "distill": {"cache_implementation": _CACHES},
-    "dpo": {"f_divergence_type": ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")},
-    "rl": {
-        "cache_implementation": _CACHES,
-        "importance_sampling_level": ("token", "sequence"),
-        "loss_type": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
-        "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
-        # The last two are older names of the first and the third.
-        "scale_rewards": ("group", "batch", "none", "True", "False"),
-    },
-}
+_FIELDS = read_table(__package__, "fields.csv")
+REMOVED = {row["name"]: row["says"] for row in _FIELDS if row["kind"] == "removed"}
+"""Arguments that there were, and what stands in their place."""
+
+
+def done_by_hftune(stage: str) -> dict[str, str]:
+    """The fields of a stage's trainer that are refused, and why; those of the stage that it is based on as well."""
+    return _of_stage("done", stage)
+
+
+def _of_stage(kind: str, stage: str) -> dict[str, str]:
+    stages = {base_stage(stage), stage}
+    rows = [row for row in _FIELDS if row["kind"] == kind]
+    return {row["name"]: row["says"] for row in rows if not row["stages"] or stages & {*row["stages"].split()}}
+
 
 JSON_OBJECTS = ("generation_kwargs", "transformers_continuous_batching_config")
 """Texts that upstream takes for an object of JSON if they begin like one."""
 
 
 def choices_of(stage: str, names: Container[str]) -> dict[str, tuple[str, ...]]:
-    """The words that these arguments of a stage take (TRL 1.16, transformers 5.23, torch 2.13); none for others."""
-    found = _EVERYWHERE | _OF_STAGE.get(stage, {})
+    """The words that these arguments of a stage take; none for others."""
+    found = {name: tuple(words.split()) for name, words in _of_stage("choices", stage).items()}
     if "torch_compile_backend" in names:
         from accelerate.utils import DynamoBackend  # brings torch, which a merge reads its arguments without
 
-        found |= {"torch_compile_backend": tuple(one.value.lower() for one in DynamoBackend)}
+        found["torch_compile_backend"] = tuple(one.value.lower() for one in DynamoBackend)
     return {name: choices for name, choices in found.items() if name in names}
 
 
-# Fields of the trainers below whose work hftune does itself, before the trainer sees the data, or that would train
-# otherwise than it says: a value given for them is refused. A value that means "no" is harmless and let through. A
-# stage has those of the stage that it is based on as well.
-DONE_BY_HFTUNE: dict[str, dict[str, str]] = {
-    "sft": {
-        "assistant_only_loss": "answers alone are trained already; --train_on_inputs trains all tokens",
-        "completion_only_loss": "answers alone are trained already; --train_on_inputs trains all tokens",
-        "truncation_mode": "what is longer than --max_length loses its end",
-        "dataset_text_field": "formats are recognised from the records; run_pt.py takes plain text",
-        "shuffle_dataset": "the Trainer shuffles; --data_seed sets its seed",
-        "eos_token": "turns end as the chat template says; --chat_template takes another",
-    },
-    "distill": {
-        "max_tool_calling_iterations": "answers are drawn in one turn; run_rl.py --tools has the policy call tools",
-    },
-    "rm": {"eos_token": "turns end as the chat template says; --chat_template takes another"},
-    "dpo": {"truncation_mode": "prompts lose their start, answers their end; see --max_prompt_length"},
-}
-DONE_BY_HFTUNE_EVERYWHERE: dict[str, str] = {
-    "model_init_kwargs": "use --dtype, --attn_implementation, --model_revision, --load_in_4bit, ...",
-    "dataset_kwargs": "records are read, masked and tokenised by hftune",
-    "ddp_static_graph": "with it the gradients of several processes are not those of their whole batch",
-}
-
 # Several values of one name, also from a list in a YAML file, become one text with this between them.
 JOINED: dict[str, str] = {
-    "train_file_dir": ",",
-    "validation_file_dir": ",",
-    "train_dataset_prob": ",",
-    "datasets": ",",
-    "weights": ",",
+    **dict.fromkeys(("train_file_dir", "validation_file_dir", "train_dataset_prob", "datasets", "weights"), ","),
+    **dict.fromkeys(("add_tokens", "add_special_tokens", "peft_path", "peft_model_path", "adapter_weights"), ","),
     "columns": " ",
-    "add_tokens": ",",
-    "add_special_tokens": ",",
-    "peft_path": ",",
-    "peft_model_path": ",",
-    "adapter_weights": ",",
 }

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from hftune.arguments.ranges import JOINED
+from hftune.arguments.ranges import FIXES, JOINED, misfit
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together, shown
 from hftune.on_demand import on_demand
 from hftune.path_hints import path_hint
@@ -33,22 +32,17 @@ GIVEN_NAMES: ContextVar[frozenset[str]] = ContextVar("GIVEN_NAMES", default=froz
 
 def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
     """The file that `--config` names, if any, and the other arguments."""
-    for position, token in enumerate(argv):
-        if token.startswith("--config="):
-            return token.split("=", 1)[1], _without_config(argv[:position] + argv[position + 1 :])
-        if token == "--config":
-            if position + 1 == len(argv):
-                raise ArgumentError("--config needs a value", place=COMMAND_LINE, fix="write --config FILE.yaml")
-            return argv[position + 1], _without_config(argv[:position] + argv[position + 2 :])
-    return None, argv
-
-
-def _without_config(rest: list[str]) -> list[str]:
-    """The arguments without `--config FILE`, which is read once."""
-    if any(token.split("=", 1)[0] == "--config" for token in rest):
-        fix = "put all of it into one file, or what differs on the command line, which wins over the file"
-        raise ArgumentError("--config is given twice", place=COMMAND_LINE, fix=fix)
-    return rest
+    path, rest, words = None, list[str](), iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != "--config":
+            rest.append(word)
+        elif path is not None:
+            fix = "put all of it into one file, or what differs on the command line, which wins over the file"
+            raise ArgumentError("--config is given twice", place=COMMAND_LINE, fix=fix)
+        elif (path := value if equals else next(words, None)) is None:
+            raise ArgumentError("--config needs a value", place=COMMAND_LINE, fix="write --config FILE.yaml")
+    return path, rest
 
 
 def given_on_command_line(argv: list[str]) -> RawArguments:
@@ -113,12 +107,6 @@ def bad_name(name: str, place: str) -> list[UserError]:
     return [ArgumentError(cause, place=place, fix="--NAME VALUE on a command line; NAME: VALUE in a file")]
 
 
-def several(name: str, values: list[Any]) -> Iterator[ArgumentError]:
-    """A problem where a secret has several values: a parser would quote those that it cannot place."""
-    if says_secret(name) and len(values) > 1:
-        yield ArgumentError(f"--{name} takes one value", place=f"--{name}", fix="quote it if it has spaces")
-
-
 def given_in_file(path: str | None) -> RawArguments:
     """The arguments of a file of YAML, with the places where they stand."""
     if path is None:
@@ -154,32 +142,12 @@ def given_twice(name: str, old: list[Any], new: list[Any]) -> str:
     return f"--{name} was given twice (an alias counts too): {after} replaces {before}"
 
 
-# transformers' message on --load_best_model_at_end, with the two numbers of steps.
-_FOUND = re.compile(r"found (?P<save>[\d.]+), which is not a (?:round )?multiple of (?P<evaluate>[\d.]+)")
-# TRL's message where a batch of answers holds no whole groups.
-_GROUPS = re.compile(
-    r"generation_batch_size \((?P<size>\d+)\) must be divisible by num_generations \((?P<number>\d+)\)"
-)
-# What to do about what transformers and TRL say, by words of theirs (transformers 5.23, TRL 1.16).
-_SAID = {
-    "At most one of fp16 and bf16": "leave out --fp16, or --bf16",
-    "requires the save and eval strategy to match": "add --eval_strategy and --save_strategy of one kind, steps or "
-    "epoch, with held-out records (--validation_file_dir); or leave out --load_best_model_at_end",
-    "doesn't support bf16/gpu": "leave out --bf16 (--fp16 where this GPU has it), or add --use_cpu to train without it",
-    "requires an eval strategy": "add --eval_strategy steps with held-out records (--validation_file_dir), or another "
-    "--lr_scheduler_type",
-    "--dataloader_prefetch_factor can only": "add --dataloader_num_workers 2, or leave it out",
-    "env:// rendezvous": "start under a launcher (deepspeed or torchrun), which sets RANK, WORLD_SIZE, MASTER_ADDR and "
-    "MASTER_PORT; or unset RANK, LOCAL_RANK and WORLD_SIZE to start alone",
-    "--tf32 requires": "leave out --tf32",
-    "must have the same length as `loss_type`": "give --loss_weights a number for each of --loss_type",
-}
-# What an argument takes, and an example, by the name of its type.
+# What an argument takes, by the name of its type.
 _TAKES = {
-    "int": ("a whole number", "100"),
-    "float": ("a number", "1e-5"),
-    "string_to_bool": ("True or False", "True"),
-    "JSON object": ("an object of JSON", "'{\"name\": 1}'"),
+    "int": "a whole number",
+    "float": "a number",
+    "string_to_bool": "True or False",
+    "JSON object": "an object of JSON, such as '{\"name\": 1}'",
 }
 
 
@@ -187,16 +155,17 @@ def converted(action: argparse.Action, word: str) -> Any:
     """What an argument makes of one word.
 
     Raises:
-        ArgumentError: It is of another type, or none of the choices.
+        ArgumentError: It is of another type, out of range, or none of the choices.
     """
     name = action.option_strings[0].lstrip("-")
     try:
         value = action.type(word) if callable(action.type) else word
-    except (TypeError, ValueError, argparse.ArgumentTypeError) as error:
-        takes = _TAKES.get(_type_of(action), ("a text", ""))[0]
-        cause = f"--{name} cannot be {shown(word)!r}: it takes {takes}"
-        fix = f"write --{name} {example_of(action)}, for instance"
-        raise ArgumentError(cause, place=COMMAND_LINE, fix=fix) from error
+        takes = misfit(name, value)
+    except (TypeError, ValueError, argparse.ArgumentTypeError):
+        value, takes = word, _TAKES.get(getattr(action.type, "__name__", ""), "a text")
+    if takes is not None:
+        fix = FIXES.get(name) or f"give {takes}, or leave it out; `hftune explain {name}`"
+        raise ArgumentError(f"--{name} cannot be {shown(word)!r}: it takes {takes}", place=COMMAND_LINE, fix=fix)
     if action.choices is not None and value not in action.choices:
         choices = [str(choice) for choice in action.choices]
         near = did_you_mean(word, choices, written=f"--{name} {{}}")
@@ -205,45 +174,13 @@ def converted(action: argparse.Action, word: str) -> Any:
     return value
 
 
-def example_of(action: argparse.Action) -> str:
-    """A value that an argument takes: its default where it has one."""
-    if action.choices:
-        return str(next(iter(action.choices)))
-    kind = _type_of(action)
-    if kind in ("int", "float") and isinstance(action.default, (int, float)) and action.default > 0:
-        return f"{action.default:g}" if isinstance(action.default, float) else str(action.default)
-    return _TAKES.get(kind, ("", "VALUE"))[1]
-
-
-def _type_of(action: argparse.Action) -> str:
-    return getattr(action.type, "__name__", "")
-
-
 def class_error(error: Exception, known: Iterable[str], place: str) -> ArgumentError:
     """What `__post_init__` of a class says; the arguments that it names are the place."""
     said = str(error).strip() or type(error).__name__
     # Names with an underscore, and those few without one that transformers' messages mention: prose has none of them.
     words = set(re.findall(r"[a-z][a-z0-9_]*_[a-z0-9_]+|\b(?:bf16|fp16|tf32|optim|deepspeed)\b", said))
     named = sorted(words & set(known))
-    flags = ", ".join(f"--{name}" for name in named)
-    return ArgumentError(" ".join(said.split()), place=flags or place, fix=_fix(said, named))
-
-
-def _fix(said: str, named: list[str]) -> str:
-    """What to do: from `_SAID` where a message is known, else to leave out what it names."""
-    if groups := _GROUPS.search(said):
-        number = groups["number"]
-        return (
-            f"write --per_device_train_batch_size {number}, or another --num_generations that divides {groups['size']}"
-        )
-    found = _FOUND.search(said)
-    if found is not None:
-        save, evaluate = float(found["save"]), float(found["evaluate"])
-        # The next multiple above: no more checkpoints than were asked for.
-        return f"write --save_steps {math.ceil(save / evaluate) * evaluate:g}, for instance"
-    known = next((fix for words, fix in _SAID.items() if words in said), None)
-    if known is not None:
-        return known
+    flags = [f"--{name}" for name in named]
     explained = ", ".join(f"`hftune explain {name}`" for name in named[:3])
-    flags = " or ".join(f"--{name}" for name in named)
-    return f"leave out or change {flags}: {explained}" if named else "change the value that is named, or leave it out"
+    fix = f"leave out or change {' or '.join(flags)}: {explained}" if named else "change what is named, or leave it out"
+    return ArgumentError(" ".join(said.split()), place=", ".join(flags) or place, fix=fix)

@@ -16,7 +16,8 @@ from hftune.arguments.defaults.choosing import choose_defaults, looks_like_medic
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE, Entry
-from hftune.arguments.parser import REMOVED, HftuneParser, read_entries
+from hftune.arguments.parser import HftuneParser, read_entries
+from hftune.arguments.ranges import REMOVED
 from hftune.arguments.raw_arguments import take_config
 from hftune.arguments.stage_table import STAGES, RunArguments
 from hftune.distributed import launch, ranks

@@ -9,16 +9,7 @@ import torch
 import trl
 from transformers import TrainingArguments
 
-from hftune.arguments.computation import (
-    CallbackFields,
-    DropoutFields,
-    HangTimeoutFields,
-    ParallelArguments,
-    PrecisionFields,
-    ProfileFields,
-    RouterFields,
-    TilingFields,
-)
+from hftune.arguments.computation import ComputationFields
 from hftune.arguments.data import ThoughtFields, TurnTokenFields
 from hftune.arguments.model import HubFields
 from hftune.arguments.optimizer import OptimizerArguments
@@ -32,20 +23,7 @@ from hftune.secrets import redacted
 
 
 @dataclass
-class StageArguments(
-    RouterFields,
-    DropoutFields,
-    RecomputationFields,
-    TilingFields,
-    ProfileFields,
-    PrecisionFields,
-    ParallelArguments,
-    OptimizerArguments,
-    CallbackFields,
-    HangTimeoutFields,
-    HubFields,
-    TurnTokenFields,
-):
+class StageArguments(ComputationFields, RecomputationFields, OptimizerArguments, HubFields, TurnTokenFields):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
     output_dir: str | None = option(None, "Folder for the result; needed.")
@@ -109,14 +87,12 @@ class StageArguments(
         # Before transformers, which reads JSON of this field with an error of its own.
         self.chat_template_kwargs = self.template_arguments
         self.resolve_recomputation()
-        self.check_profile()
-        self.raise_ddp_timeout()
+        self.check_computation()
         # Before transformers sees it: what it makes of a config cannot be changed any more.
         if self.deepspeed is not None:
             on_demand("hftune.distributed.ds_setup:prepare")(self)
         elif self.nvme_path is not None:
             raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
-        self.check_parallel_sizes()
         launch.tell_libraries(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
         # --do_eval alone means evaluation alone, as --do_train False does; an --eval_strategy, from which transformers
         # infers it, does not.

@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import functools
 import tomllib
+from importlib import import_module
 from importlib.resources import files
 
-from hftune.arguments.names.row import OFF, WORKS, Row, Translation, mapped, switched
-from hftune.arguments.names.translators import models, runs, training
+from hftune.arguments.names.row import OFF, WORKS, Request, Row, Translated, Translation, mapped, switched
 from hftune.tables import read_table
 
 TOPICS = {
@@ -51,8 +51,6 @@ TOPICS = {
     "older": "Removed from transformers 5",
 }
 """The column `topic` -> the heading of its section."""
-
-_TRANSLATORS = {"models": models, "runs": runs, "training": training}
 
 
 @functools.cache
@@ -116,9 +114,7 @@ def _translation(cells: dict[str, str]) -> Translation | None:
     if cells["values"]:
         return _by_values(cells["to"], cells["values"], cells["because"])
     if cells["by"]:
-        module, _, function = cells["by"].partition(".")
-        found: Translation = getattr(_TRANSLATORS[module], function)
-        return found
+        return _by_code(cells["by"])
     return None
 
 
@@ -129,3 +125,15 @@ def _by_values(to: str, values: str, because: str) -> Translation:
     if {*pairs} <= {"on", "off"}:
         return switched(to, pairs.get("on") or None, pairs.get("off") or None)
     return mapped(to, {value: found or None for value, found in pairs.items()}, because)
+
+
+@functools.cache
+def _by_code(place: str) -> Translation:
+    """The function `models.targets` of `translators/`, imported when it is asked: few commands name another tool's."""
+    module, _, function = place.partition(".")
+
+    def translate(request: Request) -> Translated:
+        found: Translated = getattr(import_module(f"{__package__}.translators.{module}"), function)(request)
+        return found
+
+    return translate

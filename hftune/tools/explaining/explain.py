@@ -13,9 +13,8 @@ from hftune.arguments.defaults.table import FULL, LORA, ODDS, OWN, RL, SAME, SCR
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.row import ALIAS, OFF, WORKS, Row
 from hftune.arguments.names.table import table, tools, tools_of
-from hftune.arguments.parser import REMOVED
-from hftune.arguments.ranges import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
-from hftune.arguments.stage_table import STAGES, base_stage
+from hftune.arguments.ranges import REMOVED, done_by_hftune
+from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import known_arguments, script_of, scripts_with, stage_parser
 
 SIGMOID = frozenset(["sigmoid"])
@@ -61,9 +60,9 @@ def explain(name: str) -> str:
 
 def _done_by_hftune(name: str) -> list[str]:
     """The scripts that refuse an argument of their trainer, and why."""
-    if because := DONE_BY_HFTUNE_EVERYWHERE.get(name):
+    if because := done_by_hftune("").get(name):
         return [f"  refused: {because}"]
-    own = {stage: DONE_BY_HFTUNE.get(base_stage(stage), {}) | DONE_BY_HFTUNE.get(stage, {}) for stage in STAGES}
+    own = {stage: done_by_hftune(stage) for stage in STAGES}
     return [f"  refused by {script_of(stage)}: {names[name]}" for stage, names in own.items() if name in names]
 
 

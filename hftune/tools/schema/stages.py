@@ -101,7 +101,7 @@ def _names_of_others(parser: HftuneParser, own: Mapping[str, Schema]) -> str:
 def value_schema(parser: HftuneParser, name: str) -> Schema:
     """What may stand behind an argument of a parser."""
     action = parser.known[name]
-    one = _one(action, RANGES.get(name) if name in parser.numbers else None)
+    one = _one(action, RANGES.get(name))
     kinds = parser.kinds(name)
     forms = list(one)
     if action.nargs == "+":
@@ -111,7 +111,7 @@ def value_schema(parser: HftuneParser, name: str) -> Schema:
     if parser.takes_object(name):
         forms.append({"type": "object"})
     # The parser leaves null to the field, and refuses it for numbers that are needed.
-    if name not in parser.numbers or type(None) in kinds:
+    if name not in RANGES or type(None) in kinds:
         forms.append(NULL)
     return any_of(forms)
 

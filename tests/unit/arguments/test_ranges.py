@@ -1,4 +1,4 @@
-"""Every number of every class of arguments has a range, which is held at its edges."""
+"""Every number of every class of arguments has a range, which is held at its edges; words are those of upstream."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from trl.trainer import grpo_trainer
 
 import hftune.arguments
 from hftune.arguments.asking import AskArguments, ScoreArguments
-from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.translate import Entry
 from hftune.arguments.parser import HftuneParser
-from hftune.arguments.ranges import RANGES, Range, choices_of, is_number, numbers_of, out_of_range
+from hftune.arguments.ranges import RANGES, Range, choices_of, misfit
 from hftune.arguments.raw_arguments import COMMAND_LINE
-from hftune.arguments.stage_table import STAGES
-from hftune.arguments.stages import algorithms, stage_parser
+from hftune.arguments.stages import stage_parser
 from hftune.errors import ArgumentError
 from hftune.losses.preference import scores
 from hftune.tools.pipeline.checking import stage_problems
@@ -40,78 +38,26 @@ def argument_classes() -> Iterator[type]:
                 yield found
 
 
-CLASSES = sorted({*argument_classes()}, key=lambda cls: cls.__name__)
-NUMBERS = numbers_of(CLASSES)
-
-
-def test_the_walk_finds_every_class() -> None:
-    names = {cls.__name__ for cls in CLASSES}
-    trained = {stage.arguments.partition(":")[2] for stage in STAGES.values()}
-    trained |= {cls.__name__ for cls in algorithms().values()}
-    assert {*trained, "DataArguments", "AdapterArguments", "ModelArguments"} <= names
-    assert {"ScoreArguments", "AskArguments", "ConsolidateArguments"} <= names
-    assert len(NUMBERS) > 140
-
-
-def test_every_number_has_a_range_and_every_range_a_number() -> None:
-    assert {*NUMBERS} == {*RANGES}
-
-
-def test_the_parser_of_a_merge_reads_no_numbers() -> None:
-    assert not numbers_of([MergeArguments]), "give `parse_light` the ranges as well"
-
-
-def test_defaults_are_in_range() -> None:
-    for entry in (entry for cls in CLASSES for entry in dataclasses.fields(cls)):
-        if is_number(entry) and isinstance(entry.default, int | float):
-            assert RANGES[entry.name].holds(entry.default), entry.name
-
-
-def is_whole(name: str) -> bool:
-    return "float" not in str(NUMBERS[name].type)
-
-
-def edges(name: str) -> tuple[list[float], list[float]]:
-    """Numbers just inside and just outside of a range."""
-    allowed = RANGES[name]
-    tiny = 1 if is_whole(name) or allowed.steps else 1e-6
-    low, high = (allowed.low, allowed.high)
-    inside = [low + tiny if allowed.above else low, high - tiny if allowed.below else high, *allowed.also]
-    outside = [low if allowed.above else low - tiny, high if allowed.below else high * (1 + 1e-9) + tiny]
-    outside = [value for value in outside if value not in allowed.also]
-    return inside, [*outside, low - 7, high * 2 + 7, math.nan, math.inf, -math.inf]
-
-
-def problems(name: str, *values: object) -> list[ArgumentError]:
-    return list(out_of_range(NUMBERS[name], values, "here"))
-
-
-def written(name: str, value: float) -> str:
-    return str(int(value)) if is_whole(name) and math.isfinite(value) else repr(value)
+def test_every_number_has_a_range_that_holds_its_default_and_every_range_a_number() -> None:
+    # Annotations are texts: `from __future__ import annotations` and upstream's unions.
+    entries = [entry for cls in {*argument_classes()} for entry in dataclasses.fields(cls)]
+    numbers = [entry for entry in entries if re.search(r"\b(int|float)\b", str(entry.type))]
+    assert {entry.name for entry in numbers} == {*RANGES}
+    wrong = [one.name for one in numbers if isinstance(one.default, int | float) and misfit(one.name, one.default)]
+    assert wrong == []
 
 
 def test_edges() -> None:
-    for name in NUMBERS:
-        inside, outside = edges(name)
-        for value in inside:
-            assert not problems(name, written(name, value)), (name, value)
-            assert not problems(name, int(value) if is_whole(name) else value), (name, value)
-        for value in outside:
-            (problem,) = problems(name, written(name, value))
-            assert f"--{name} cannot be" in problem.cause and f"--{name} (here)" == problem.place and problem.fix
-            assert problems(name, value), f"{name} as a YAML file has it"
-        assert problems(name, "9" * 5000) and problems(name, 10**400), f"{name}: no digits are counted"
-        assert problems(name, True) and problems(name, [1]), f"{name}: YAML's other kinds"
-        assert problems(name, inside[0], outside[0]), f"{name}: any value of a list"
-        assert bool(problems(name, None)) == ("None" not in str(NUMBERS[name].type)), name
-        if is_whole(name):  # YAML would hand them on as they are
-            assert problems(name, 2.5) and problems(name, 2.0), name
-
-
-def test_steps_or_a_share_of_them() -> None:
-    for name in (name for name, found in RANGES.items() if found.steps):
-        assert not problems(name, "0.1", "1", "7", "7.0", 0.5)
-        assert problems(name, "1.5") and problems(name, 2.25)
+    for name, allowed in RANGES.items():
+        low, high, tiny = allowed.low, allowed.high, 1 if allowed.steps else 1e-6
+        inside = [low + tiny if allowed.above else low, high - tiny if allowed.below else high, *allowed.also]
+        outside = [low if allowed.above else low - tiny, high if allowed.below else high * (1 + 1e-9) + tiny]
+        outside += [low - 7, high * 2 + 7, math.nan, math.inf, -math.inf, 10**400]
+        assert not [value for value in inside if misfit(name, value) or misfit(name, repr(value))], name
+        passing = [value for value in outside if value not in allowed.also and not misfit(name, value)]
+        assert passing == [] and misfit(name, "nan"), name
+        if allowed.steps:  # or a share of them
+            assert misfit(name, 2.5) and not misfit(name, 0.5) and not misfit(name, 7.0)
 
 
 BREAKING = {
@@ -144,14 +90,10 @@ def test_a_range_in_words() -> None:
     assert Range.read("[1, 5] or 0 or -1").also == (0.0, -1.0)
 
 
-def test_words_that_are_no_numbers_are_left_to_the_parser() -> None:
-    assert not problems("pad_to_multiple_of", "auto") and not problems("lora_r", "eight", "")
-
-
 MODEL = ["--model_name_or_path", "m", "--output_dir", "o"]
 
 
-@pytest.mark.parametrize(("stage", "algorithm"), [*((s, None) for s in STAGES), *(("rl", a) for a in algorithms())])
+@pytest.mark.parametrize(("stage", "algorithm"), [("pt", None), ("sft", None), ("rl", "ppo")])
 def test_all_problems_of_a_stage_together(stage: str, algorithm: str | None, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("num_train_epochs: -1\nseed: .nan\nmax_grad_norm: null\nlora_r: 16\n")
@@ -160,45 +102,46 @@ def test_all_problems_of_a_stage_together(stage: str, algorithm: str | None, tmp
         parser.parse([*MODEL, "--config", str(file), "--max_steps=0", "--max_train_samples", "0", "--lora_rr", "2"])
     said = str(error.value)
     assert "6 problems, nothing was started" in said and "unknown argument --lora_rr" in said
-    assert "--max_steps cannot be 0" in said and "(command line)" in said and "--do_eval" in said
-    assert f"--num_train_epochs ({file})" in said and f"--seed ({file})" in said and "--max_grad_norm" in said
-    assert "--max_train_samples cannot be 0" in said
+    assert "--max_steps cannot be '0': it takes numbers from 1" in said and "--do_eval" in said
+    assert "command line" in said and str(file) in said
+    assert all(f"--{name} cannot be" in said for name in ("num_train_epochs", "seed", "max_grad_norm"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lora_r", 2.0), ("lora_r", True), ("lora_r", [1]), ("lora_r", "9" * 5000), ("seed", 2.5), ("seed", None)],
+)
+def test_what_a_file_holds_in_place_of_a_whole_number(name: str, value: object) -> None:
+    assert len([*stage_parser("sft").misfits([Entry(name, [value], "f.yaml")])]) == 1
+
+
+def test_words_and_null_are_left_to_the_field() -> None:
+    parser = stage_parser("rl")
+    given = {"pad_to_multiple_of": ["auto"], "eval_steps": [None], "reward_weights": ["1", "-2"], "save_steps": ["0.5"]}
+    assert [*parser.misfits(Entry(name, [*values], COMMAND_LINE) for name, values in given.items())] == []
+    wrong = {"pad_to_multiple_of": ["0"], "reward_weights": ["1", "1e9"], "save_steps": ["1.5"]}
+    assert len([*parser.misfits(Entry(name, [*values], COMMAND_LINE) for name, values in wrong.items())]) == 3
 
 
 def test_a_command_line_wins_over_a_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("max_steps: 0\n")
-    assert [entry.values for entry in stage_parser("sft").translate(["--config", str(file), "--max_steps", "3"])] == [
-        ["3"]
-    ]
+    found = stage_parser("sft").translate(["--config", str(file), "--max_steps", "3"])
+    assert [entry.values for entry in found] == [["3"]]
 
 
-def test_names_of_other_tools() -> None:
-    with pytest.raises(ArgumentError, match="--max_steps cannot be 0"):
+def test_names_of_other_tools_and_other_commands() -> None:
+    with pytest.raises(ArgumentError, match="--max_steps cannot be '0'"):
         stage_parser("sft").translate(["--train_iters", "0"])
-
-
-@pytest.mark.parametrize(
-    ("cls", "flags"),
-    [
-        (ScoreArguments, ["--batch_tokens", "-1"]),
-        (AskArguments, ["--max_new_tokens", "0"]),
-    ],
-)
-def test_other_commands(cls: type, flags: list[str]) -> None:
-    with pytest.raises(ArgumentError, match=f"{flags[0]} cannot be {flags[1]}"):
-        HftuneParser([cls]).parse(flags)
+    for cls, flags in ((ScoreArguments, ["--batch_tokens", "-1"]), (AskArguments, ["--max_new_tokens", "0"])):
+        with pytest.raises(ArgumentError, match=f"{flags[0]} cannot be '{flags[1]}'"):
+            HftuneParser([cls]).parse(flags)
 
 
 def test_a_pipeline_says_the_line() -> None:
     found = list(stage_problems("sft", {"max_steps": ["0"], "lora_r": ["x"]}, {"max_steps": "p.yaml:7"}, None))
-    assert any("cannot be 0" in problem.cause and "p.yaml:7" in str(problem.place) for problem in found)
+    assert any("--max_steps cannot be" in problem.cause and "p.yaml:7" in str(problem.place) for problem in found)
     assert any("lora_r" in problem.cause for problem in found)
-
-
-def test_a_misfit_is_said_once() -> None:
-    found = list(stage_parser("sft").misfits([Entry("lora_r", ["x"], COMMAND_LINE)]))
-    assert len(found) == 1
 
 
 @pytest.mark.parametrize("stage", ["rl", "distill"])

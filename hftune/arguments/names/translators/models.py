@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from fractions import Fraction
-from typing import Any
 
 from hftune.arguments.names.row import (
     NamedValues,
@@ -18,8 +17,6 @@ from hftune.arguments.names.row import (
     number,
     shortest,
 )
-from hftune.arguments.recomputation import ATTENTION, MLP
-from hftune.distributed.ds_config import CONFIGS, read_ds_config
 
 # Megatron's fused layers -> those of Hugging Face's models.
 _MODULES = {
@@ -112,45 +109,31 @@ _DEGREES = ("sharding_parallel_degree", "sharding_parallel_size", "sharding_degr
 _OFFLOADS = ("offload_optim", "tensorwise_offload_optimizer", "optimizer_cpu_offload")
 
 
-def zero_config(stage: int, *, offload_optimizer: bool = False, offload_param: bool = False) -> dict[str, Any]:
-    """The DeepSpeed config of ZeRO stage 1, 2 or 3 in `ds_configs/`.
-
-    Args:
-        offload_optimizer: Keep the optimizer's states in the memory of the machine.
-        offload_param: Keep the weights there as well (stage 3).
-    """
-    # Its path, not its name: a file called "zero3" in the working folder would come first.
-    config = read_ds_config(str(CONFIGS / f"zero{stage}.json"))
-    for asked, what in ((offload_optimizer, "offload_optimizer"), (offload_param, "offload_param")):
-        if asked:
-            config["zero_optimization"][what] = {"device": "cpu", "pin_memory": True}
-    return config
-
-
 def sharding(request: Request) -> Translated:
     """ERNIEKit's `sharding`, Megatron's distributed optimizer and FSDP, fms-fsdp's `sharding_strategy`, and offload.
 
     Raises:
-        ArgumentError: A group of processes that ZeRO cannot shard over, or an unknown stage.
+        ArgumentError: A group of processes that ZeRO cannot shard over, an unknown stage, or a share that is offloaded.
     """
     if request.other("deepspeed") is not None:
         named = " ".join(f"--{name}" for name in request.given)
         return made(f"{named} not used: --deepspeed says how the states are sharded")
     stage, words = _stage(request)
-    offload = any(request.flag(name) for name in _OFFLOADS)
-    # The shipped config that offloads the optimizer alone is that of stage 2.
-    if offload and not stage:
-        stage = 2
-    if not stage:
+    offload = "offload" in words or any(request.flag(name) for name in _OFFLOADS)
+    if not stage and not offload:
         return made()
-    # Before the config is made: with a group that ZeRO cannot form no config is right.
-    _check_groups(request)
-    notices = [f"ZeRO-{stage}{' with the optimizer offloaded' if offload else ''}, as in ds_configs/"]
-    config = zero_config(stage, offload_optimizer=offload, offload_param=stage == 3 and "offload" in words)
-    _share(request, config)
-    if request.word("sharding_strategy") == "hsdp":
-        notices += _within_machines(request, config)
-    return made(*notices, deepspeed=json.dumps(config))
+    for name in _DEGREES:
+        # ZeRO shards over all processes; with degree 1 the numbers are the same and more memory is left.
+        if int(request.number(name, "1")) not in (-1, 0, 1, request.world_size):
+            fix = "ZeRO shards over all processes; for groups use ZeRO-3 with zero_hpz_partition_size in --deepspeed"
+            raise cannot(name, request.text(name), fix)
+    if request.number("optimizer_offload_fraction", "1") != 1:
+        fix = "a share is the key offload_optimizer.ratio of a config of ZeRO-3 in --deepspeed; use 1"
+        raise cannot("optimizer_offload_fraction", request.text("optimizer_offload_fraction"), fix)
+    hybrid = request.word("sharding_strategy") == "hsdp" and request.local_world_size != request.world_size
+    # The shipped configs that offload are those of stages 2 and 3.
+    config = f"zero{max(stage, 2)}_offload" if offload else "zero3_hpz" if hybrid else f"zero{stage}"
+    return made(f"ZeRO as in ds_configs/{config}.json", deepspeed=config)
 
 
 def _stage(request: Request) -> tuple[int, list[str]]:
@@ -174,32 +157,7 @@ def _looked_up(name: str, value: str, table: dict[str, int]) -> int:
     return table[value]
 
 
-def _check_groups(request: Request) -> None:
-    """ZeRO shards over all processes; with degree 1 the numbers are the same and more memory is left."""
-    for name in _DEGREES:
-        if int(request.number(name, "1")) not in (-1, 0, 1, request.world_size):
-            fix = "ZeRO shards over all processes; for groups use ZeRO-3 with zero_hpz_partition_size in --deepspeed"
-            raise cannot(name, request.text(name), fix)
-
-
-def _share(request: Request, config: dict[str, Any]) -> None:
-    share = request.number("optimizer_offload_fraction", "1")
-    zero = config["zero_optimization"]
-    if share == 1 or "offload_optimizer" not in zero:
-        return
-    if zero["stage"] != 3:
-        raise cannot("optimizer_offload_fraction", share, "DeepSpeed offloads a share with ZeRO-3 only; use 1")
-    zero["offload_optimizer"]["ratio"] = share
-
-
-def _within_machines(request: Request, config: dict[str, Any]) -> list[str]:
-    """HSDP within one machine is ZeRO-3; over several, weights are kept a second time within each."""
-    if request.local_world_size == request.world_size:
-        return []
-    config["zero_optimization"]["zero_hpz_partition_size"] = request.local_world_size
-    return ["hsdp: ZeRO-3 with zero_hpz_partition_size: weights are gathered within a machine, states sharded over all"]
-
-
+ATTENTION, MLP = "attention", "mlp"  # parts of --activation_checkpointing
 _RECOMPUTED = {"core_attn": ATTENTION, "mlp": MLP, "moe": MLP}
 _DETAILS = ("recompute_use_reentrant", "offload_recompute_inputs", "no_recompute_layers")
 _IDLE = "--{} has no effect: nothing is recomputed"

@@ -12,10 +12,9 @@ from hftune import logging
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, WORKS, Request, Row
 from hftune.arguments.names.table import read_row, table, tools, topics
-from hftune.arguments.names.translators import models
 from hftune.arguments.parser import HftuneParser
-from hftune.arguments.ranges import DONE_BY_HFTUNE
-from hftune.arguments.stage_table import STAGES, base_stage
+from hftune.arguments.ranges import done_by_hftune
+from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import stage_parser
 from hftune.errors import ArgumentError
 from hftune.secrets import says_secret
@@ -77,7 +76,7 @@ def test_what_is_refused_names_what_to_use() -> None:
         for stage in STAGES:
             with pytest.raises(ArgumentError) as caught:
                 arguments(stage, example(row))
-            filled = DONE_BY_HFTUNE.get(base_stage(stage), {}).get(row.name)
+            filled = done_by_hftune(stage).get(row.name)
             assert f"--{row.name} cannot be used: {filled or row.because}" in str(caught.value)
 
 
@@ -174,7 +173,9 @@ def test_a_line_of_the_table_is_read() -> None:
     assert read_row(cells(harmless="-1|OFF")).harmless == ("-1", *OFF)
     assert read_row(cells(harmless="none|")).harmless == ("none", "") and read_row(cells()).harmless == ()
     assert read_row(cells(expect='a=1; b={"c": "d=e"}')).expect == (("a", "1"), ("b", '{"c": "d=e"}'))
-    assert read_row(cells(by="models.targets")).translation is models.targets
+    by_code = read_row(cells(by="models.targets")).translation
+    assert by_code is read_row(cells(name="m", by="models.targets")).translation is not None
+    assert by_code(Request({"target_modules": ["all-linear"]})).given == [("lora_target_modules", ["all"])]
 
 
 def test_values_that_are_data() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -90,8 +89,7 @@ def test_a_yaml_file_of_erniekit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     file = tmp_path / "ernie.yaml"
     file.write_text(ERNIE_YAML)
     entries = stage_parser("sft").translate(["--config", str(file)])
-    sharded = next(entry for entry in entries if entry.name == "deepspeed")
-    assert json.loads(str(sharded.values[0]))["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert [entry.values for entry in entries if entry.name == "deepspeed"] == [["zero2_offload"]]
 
     file.write_text(
         "".join(line for line in ERNIE_YAML.splitlines(True) if "sharding" not in line and "offl" not in line)

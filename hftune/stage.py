@@ -13,7 +13,7 @@ from transformers import set_seed
 
 from hftune import terminal
 from hftune.arguments.defaults.recipe import recipe
-from hftune.arguments.stage_table import RunArguments
+from hftune.arguments.entry import RunArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.manifest import HISTORY, same_records, trained_before, with_history

@@ -9,10 +9,6 @@ from hftune.arguments.option import option
 from hftune.errors import ArgumentError
 from hftune.template_arguments import FLAG, TemplateArguments, parse_arguments
 
-# ERNIEKit's words for the same.
-# These are kept among the choices: `--mix_strategy interleave_under` reaches this class as it is written.
-_STRATEGIES = {"interleave_under": "under", "interleave_over": "over"}
-
 
 @dataclass
 class TemplateFields:
@@ -97,7 +93,7 @@ class DataArguments:
         None,
         "concat: all records, one source after the other; under: draw by weight until a source is used up; "
         "over: draw until all are, repeating the smaller ones. Left out: over with weights, concat without.",
-        choices=["concat", "under", "over", *_STRATEGIES],
+        choices=["concat", "under", "over"],
     )
     columns: str | None = option(
         None, "Read columns under other names, OURS=YOURS: prompt=question response=answer, or JSON."
@@ -169,8 +165,7 @@ class DataArguments:
         Raises:
             ArgumentError: Drawing by weight without weights.
         """
-        asked = _STRATEGIES.get(self.mix_strategy or "", self.mix_strategy)
-        weighted = bool(self.train_dataset_prob)
+        asked, weighted = self.mix_strategy, bool(self.train_dataset_prob)
         # Drawing with equal weights would be a guess: sources differ in size by orders of magnitude.
         if asked in ("under", "over") and not weighted:
             raise ArgumentError(

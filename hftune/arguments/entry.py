@@ -13,16 +13,32 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from hftune.arguments.stage_table import RunArguments
 from hftune.errors import DataError
 from hftune.secrets import command_without_secrets
 from hftune.user_cache import read_sealed, write_sealed
 from hftune.visible import as_typed, say
 
+if TYPE_CHECKING:
+    from hftune.arguments.adapter import AdapterArguments
+    from hftune.arguments.data import DataArguments
+    from hftune.arguments.model import ModelArguments
+
 HELP = {"-h", "--help"}
 SHAPED_BY = ("accelerate", "deepspeed", "peft", "torch", "transformers", "trl")
+
+
+Training = TypeVar("Training", covariant=True)
+
+
+class RunArguments(NamedTuple, Generic[Training]):
+    """The arguments of a run; `training` is the class of the stage, of RL that of the algorithm."""
+
+    model: ModelArguments
+    data: DataArguments
+    adapter: AdapterArguments
+    training: Training
 
 
 def parse_arguments(stage: str, argv: list[str] | None = None) -> RunArguments[Any]:
@@ -45,7 +61,7 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> RunArguments[A
         sys.argv[1:] = command_without_secrets(given)
     from hftune.arguments import stages
 
-    return stages.parse_stage(stage, given)
+    return RunArguments(*stages.parse_stage(stage, given))
 
 
 def help_page(stage: str, argv: list[str]) -> str:

@@ -10,20 +10,12 @@ from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
 from hftune.arguments.option import option
-from hftune.errors import ArgumentError, did_you_mean
 from hftune.logging import notice
 
 MUON = "muon"
 
-# Megatron's and DeepSpeed's words. Megatron's "adam" decouples its weight decay: it is AdamW.
-_SAME_OPTIMIZER = {"adam": "adamw_torch_fused", "adamw": "adamw_torch_fused", "dist_muon": MUON, "lion": "lion_32bit"}
-_SAME_SCHEDULE = {
-    "wsd": "warmup_stable_decay",
-    "inverse-square-root": "inverse_sqrt",
-    "inverse_square_root": "inverse_sqrt",
-}
-# Megatron writes minus_sqrt for what transformers calls 1-sqrt.
-_SAME_WSD_STYLE = {"minus_sqrt": "1-sqrt", "minus-sqrt": "1-sqrt"}
+OPTIMIZERS = [MUON, *(entry.value for entry in OptimizerNames)]
+SCHEDULES = [entry.value for entry in SchedulerType]
 
 
 @dataclass
@@ -33,10 +25,14 @@ class OptimizerArguments:
     # The same: `muon` is no member of transformers' enum.
     optim: str = option(
         TrainingArguments.default_optim,
-        f"The optimizer: muon, or one of transformers': {', '.join(entry.value for entry in OptimizerNames)}.",
+        f"The optimizer: muon, or one of transformers': {', '.join(OPTIMIZERS[1:])}.",
+        choices=OPTIMIZERS,
+        metavar="NAME",
     )
     # A text, where transformers has an enum: argparse would show its members, and refuse Megatron's words.
-    lr_scheduler_type: str = option("linear", f"The schedule: {', '.join(entry.value for entry in SchedulerType)}.")
+    lr_scheduler_type: str = option(
+        "linear", f"The schedule: {', '.join(SCHEDULES)}.", choices=SCHEDULES, metavar="NAME"
+    )
     loraplus_lr_ratio: float | None = option(
         None, "LoRA+ (arXiv:2402.12354): learning rate of B over that of A, which is --learning_rate."
     )
@@ -67,7 +63,7 @@ class OptimizerArguments:
     lr_wsd_decay_style: str = option(
         "linear",
         "How warmup_stable_decay decays.",
-        choices=["linear", "cosine", "1-sqrt", "exponential", *_SAME_WSD_STYLE],
+        choices=["linear", "cosine", "1-sqrt", "exponential"],
     )
     sgd_momentum: float | None = option(None, "Momentum of --optim sgd; left out: none.")
     muon_momentum: float = option(0.95, "Momentum of --optim muon (Nesterov's).")
@@ -88,14 +84,13 @@ class OptimizerArguments:
 
     def __post_init__(self) -> None:
         optim = self.optim_name
-        self.lr_scheduler_type = schedule_name(self.lr_scheduler_type)
+        self.lr_scheduler_type = self.schedule
         # Schedule-free optimizers warm up by themselves.
         if self.lr_scheduler_type == "constant" and self.warmup_steps and not optim.startswith("schedule_free"):
             notice("--lr_scheduler_type constant with --warmup_steps is constant_with_warmup")
             self.lr_scheduler_type = SchedulerType.CONSTANT_WITH_WARMUP.value
         if self.loraplus_lr_ratio == 1 and self.loraplus_lr_embedding is None:
             self.loraplus_lr_ratio = None  # ERNIEKit's way of saying that there is none
-        self.lr_wsd_decay_style = _SAME_WSD_STYLE.get(self.lr_wsd_decay_style, self.lr_wsd_decay_style)
         self._take_sgd_momentum(optim)
         # transformers does not know Muon, and would refuse its name.
         self.optim = OptimizerNames.ADAMW_TORCH.value if optim == MUON else optim
@@ -114,37 +109,13 @@ class OptimizerArguments:
     @property
     def schedule(self) -> str:
         """The schedule under transformers' name."""
-        return schedule_name(self.lr_scheduler_type)
+        return str(getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type))
 
     @property
     def optim_name(self) -> str:
-        """The optimizer under transformers' name, or "muon".
-
-        Raises:
-            ArgumentError: There is no such optimizer.
-        """
+        """The optimizer under transformers' name, or "muon"."""
         # Before `__post_init__` a text, after transformers' an enum.
-        name = str(getattr(self.optim, "value", self.optim))
-        known = [*(entry.value for entry in OptimizerNames), MUON]
-        return _known(_SAME_OPTIMIZER.get(name, name), known, flag="--optim", what="optimizer")
-
-
-def schedule_name(given: Any) -> str:
-    """The schedule under transformers' name.
-
-    Raises:
-        ArgumentError: There is no such schedule.
-    """
-    name = str(getattr(given, "value", given))
-    known = [entry.value for entry in SchedulerType]
-    return _known(_SAME_SCHEDULE.get(name.lower(), name), known, flag="--lr_scheduler_type", what="schedule")
-
-
-def _known(name: str, known: list[str], *, flag: str, what: str) -> str:
-    if name in known:
-        return name
-    fix = did_you_mean(name, known) or f"one of: {', '.join(known)}"
-    raise ArgumentError(f"there is no {what} {name!r}", place=flag, fix=fix)
+        return str(getattr(self.optim, "value", self.optim))
 
 
 @dataclass

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from hftune.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from hftune.arguments.adapter import AdapterArguments
-    from hftune.arguments.data import DataArguments
-    from hftune.arguments.model import ModelArguments
 
 
 @dataclass(frozen=True)
@@ -64,15 +58,3 @@ def take_script(argv: list[str], command: str) -> tuple[str, list[str]]:
             fix=f"hftune {command} run_sft ...; {scripts}",
         )
     return stage, argv[1:]
-
-
-Training = TypeVar("Training", covariant=True)
-
-
-class RunArguments(NamedTuple, Generic[Training]):
-    """The arguments of a run; `training` is the class of the stage, of RL that of the algorithm."""
-
-    model: ModelArguments
-    data: DataArguments
-    adapter: AdapterArguments
-    training: Training

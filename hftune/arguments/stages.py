@@ -19,7 +19,7 @@ from hftune.arguments.names.translate import MERGE, Entry
 from hftune.arguments.parser import HftuneParser, read_entries
 from hftune.arguments.ranges import REMOVED
 from hftune.arguments.raw_arguments import take_config
-from hftune.arguments.stage_table import STAGES, RunArguments
+from hftune.arguments.stage_table import STAGES
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.on_demand import on_demand
@@ -96,7 +96,7 @@ def known_arguments(stage: str) -> Mapping[str, argparse.Action]:
     return {name: action for parser in reversed(parsers) for name, action in parser.known.items()}
 
 
-def parse_stage(stage: str, argv: list[str]) -> RunArguments[Any]:
+def parse_stage(stage: str, argv: list[str]) -> tuple[Any, ...]:
     """The four groups of arguments of a stage.
 
     Raises:
@@ -104,7 +104,7 @@ def parse_stage(stage: str, argv: list[str]) -> RunArguments[Any]:
     """
     if "SLURM_STEP_NUM_TASKS" in os.environ:  # set by srun alone
         on_demand("hftune.distributed.launchers:adopt_slurm")()
-    return RunArguments(*parser_for(stage, argv).parse(argv))
+    return parser_for(stage, argv).parse(argv)
 
 
 def parse_command(cls: type[T], argv: list[str], aliases: Mapping[str, str] | None = None) -> T:

@@ -17,9 +17,10 @@ from typing_extensions import TypeVar
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.data import DataArguments
+from hftune.arguments.entry import RunArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.recomputation import MLP
-from hftune.arguments.stage_table import RunArguments, base_stage
+from hftune.arguments.stage_table import base_stage
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.resume import FoundCheckpoint, requested_checkpoint

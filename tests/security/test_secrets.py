@@ -305,7 +305,7 @@ def test_a_tracker_finds_no_secret_in_the_command_line(monkeypatch: pytest.Monke
     given = ["--hub_token", "ab12", "--deepspeed", '{"comet":{"api_key":"k"}}', "--run_name", "mine"]
     monkeypatch.setattr(sys, "argv", ["run_sft.py", *given])
     seen = list[list[str]]()
-    monkeypatch.setattr(stages, "parse_stage", lambda stage, argv: seen.append(argv))
+    monkeypatch.setattr(stages, "parse_stage", lambda stage, argv: [seen.append(argv)] * 4)
     entry.parse_arguments("sft")
     assert seen == [given]
     told = ["run_sft.py", "--hub_token", "***", "--deepspeed", '{"comet": {"api_key": "***"}}', "--run_name", "mine"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hftune.arguments.stage_table import RunArguments
+from hftune.arguments.entry import RunArguments
 
 if TYPE_CHECKING:
     from hftune.arguments.training import StageArguments

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import xxhash
 
 import hftune
-from hftune.arguments.stage_table import RunArguments
+from hftune.arguments.entry import RunArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.distributed.nodes import host

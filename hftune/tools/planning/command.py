@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from hftune.arguments.entry import parse_arguments
-from hftune.arguments.stage_table import RunArguments
+from hftune.arguments.entry import RunArguments, parse_arguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, raise_together

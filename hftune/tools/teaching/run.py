@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.distill import DistillArguments
-from hftune.arguments.stage_table import RunArguments
+from hftune.arguments.entry import RunArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.inputs import inputs_of

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from hftune.arguments.stages import parse_stage
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.tools.init import folder as writing
 from hftune.tools.init.folder import KINDS, files_of, write_folder
@@ -45,7 +45,7 @@ def test_all_that_a_folder_names_is_in_it(
     found = Draft202012Validator(json.loads(Path(schema).read_text()))
     assert [*found.iter_errors(yaml.safe_load(text))] == [] and not found.is_valid({"learning_rat": 1})
     if kind == "sft":
-        groups = parse_stage("sft", ["--config", "sft.yaml"])
+        groups = parse_arguments("sft", ["--config", "sft.yaml"])
         paths = [groups.data.train_file_dir]
     else:
         steps = steps_of(read_spec(Path(KINDS[kind].file)))
@@ -71,7 +71,7 @@ def test_a_folder_for_conversations_trains_as_the_defaults_say(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_folder("sft", Path("."))
-    args = parse_stage("sft", ["--config", "sft.yaml"]).training
+    args = parse_arguments("sft", ["--config", "sft.yaml"]).training
     assert (args.learning_rate, args.num_train_epochs, args.max_length, args.eval_strategy) == (2e-4, 3, 1024, "steps")
 
 

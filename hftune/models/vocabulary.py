@@ -15,7 +15,6 @@ from torch import nn
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ArgumentError, ManifestError, shown
 from hftune.logging import notice
-from hftune.on_demand import on_demand
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LIMIT, parse_json
 from hftune.opening.model_files import read_checked
@@ -23,9 +22,7 @@ from hftune.opening.model_files import read_checked
 if TYPE_CHECKING:  # merging reads what is recorded of a growth without transformers, which takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from hftune.arguments.adapter import AdapterArguments
-    from hftune.arguments.model import GrowthArguments, ModelArguments
-    from hftune.arguments.training import StageArguments
+    from hftune.arguments.model import GrowthArguments
 
 # A hundred times the largest vocabulary there is; see `_numbers`.
 _MOST_TOKENS = 10_000_000
@@ -232,45 +229,6 @@ def _refuse_unless_itself(tokenizer: PreTrainedTokenizerBase, token: str, flag: 
             fix="leave it out, and name each marker once; or use a tokenizer that has it (--tokenizer_name_or_path, "
             "--resize_vocab)",
         )
-
-
-def fit_to_tokenizer(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    model_args: ModelArguments,
-    adapter_args: AdapterArguments,
-    training_args: StageArguments,
-) -> None:
-    """Grow the model where that was asked for, and refuse token ids that it has no rows for.
-
-    An adapter that is trained further needs the rows that it was trained with: those of its `hftune.json`.
-
-    Raises:
-        ArgumentError: The tokenizer has ids without a row, or does not extend the model's own.
-    """
-    # First: what this run adds comes after the rows that the adapter was trained with.
-    grow_as_recorded(model, adapter_args.adapter_chain)
-    if model_args.grows:
-        # Its module imports this one's.
-        own = on_demand("hftune.models.loading.tokenizer:load_plain_tokenizer")(model_args, training_args)
-        growth = plan_growth(own, tokenizer, vocabulary_rows(model), model_args.pad_vocab_to_multiple_of)
-        if growth is None:
-            notice(f"vocabulary: the model has rows for its {len(tokenizer)} tokens already, it does not grow")
-        else:
-            grow(model, growth)
-    rows, highest = vocabulary_rows(model), token_rows(tokenizer) - 1
-    if highest >= rows:
-        raise ArgumentError(
-            f"the tokenizer has ids up to {highest} ({len(tokenizer)} tokens), the model has {rows} embeddings",
-            place="--tokenizer_name_or_path",
-            fix="use the tokenizer that belongs to the model, or add --resize_vocab if this one extends it",
-        )
-    forbid_rows_without_token(model, tokenizer)
-    # What `--train_new_tokens_only` trains: new tokens of this run, else those of the runs before it.
-    known: Growth | None = getattr(model, "vocabulary_growth", None)
-    model.trained_token_ids = (
-        known.ids if known and known.ids else new_tokens(manifest_of(model_args.model_name_or_path))
-    )
 
 
 def plan_growth(

@@ -37,8 +37,19 @@ from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import from_config, pretrained, quiet_transformers
 from hftune.models.loading.quantisation import drop_quantisation, quantisation_options
 from hftune.models.loading.stored_weights import check_loaded
+from hftune.models.loading.tokenizer import load_plain_tokenizer
 from hftune.models.structure import freeze_other_parts, gather_experts_at_once, is_mixture
-from hftune.models.vocabulary import fit_to_tokenizer
+from hftune.models.vocabulary import (
+    Growth,
+    forbid_rows_without_token,
+    grow,
+    grow_as_recorded,
+    manifest_of,
+    new_tokens,
+    plan_growth,
+    token_rows,
+    vocabulary_rows,
+)
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
 
@@ -67,6 +78,44 @@ def load_causal_lm(
         on_demand("hftune.distributed.tensor_parallel:write_plan")(live_config(training_args), size, model.config)
     fit_to_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     return model
+
+
+def fit_to_tokenizer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    model_args: ModelArguments,
+    adapter_args: AdapterArguments,
+    training_args: StageArguments,
+) -> None:
+    """Grow the model where that was asked for, and refuse token ids that it has no rows for.
+
+    An adapter that is trained further needs the rows that it was trained with: those of its `hftune.json`.
+
+    Raises:
+        ArgumentError: The tokenizer has ids without a row, or does not extend the model's own.
+    """
+    # First: what this run adds comes after the rows that the adapter was trained with.
+    grow_as_recorded(model, adapter_args.adapter_chain)
+    if model_args.grows:
+        own = load_plain_tokenizer(model_args, training_args)
+        growth = plan_growth(own, tokenizer, vocabulary_rows(model), model_args.pad_vocab_to_multiple_of)
+        if growth is None:
+            notice(f"vocabulary: the model has rows for its {len(tokenizer)} tokens already, it does not grow")
+        else:
+            grow(model, growth)
+    rows, highest = vocabulary_rows(model), token_rows(tokenizer) - 1
+    if highest >= rows:
+        raise ArgumentError(
+            f"the tokenizer has ids up to {highest} ({len(tokenizer)} tokens), the model has {rows} embeddings",
+            place="--tokenizer_name_or_path",
+            fix="use the tokenizer that belongs to the model, or add --resize_vocab if this one extends it",
+        )
+    forbid_rows_without_token(model, tokenizer)
+    # What `--train_new_tokens_only` trains: new tokens of this run, else those of the runs before it.
+    known: Growth | None = getattr(model, "vocabulary_growth", None)
+    model.trained_token_ids = (
+        known.ids if known and known.ids else new_tokens(manifest_of(model_args.model_name_or_path))
+    )
 
 
 def build_model(

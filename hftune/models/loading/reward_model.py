@@ -14,8 +14,7 @@ from hftune.constants import AUTO_CLASSES, STEP_LABELS
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.models.loading.build import Build
-from hftune.models.loading.causal_lm import build_model
-from hftune.models.vocabulary import fit_to_tokenizer
+from hftune.models.loading.causal_lm import build_model, fit_to_tokenizer
 from hftune.weight_files import weight_shapes
 
 

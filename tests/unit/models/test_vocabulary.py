@@ -23,13 +23,12 @@ from hftune.arguments.model import GrowthArguments
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ArgumentError, ManifestError
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.causal_lm import fit_to_tokenizer, load_causal_lm
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.models.vocabulary import (
     Growth,
     add_named_tokens,
     describe_vocabulary,
-    fit_to_tokenizer,
     grow,
     grow_as_recorded,
     named_tokens,

@@ -23,7 +23,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.compat.patches import keep_differentiable
 from hftune.constants import STEP_LABELS
-from hftune.distributed import zero
+from hftune.distributed import ranks, zero
 from hftune.distributed.ds_config import live_config
 from hftune.errors import ArgumentError
 from hftune.logging import notice
@@ -35,7 +35,7 @@ from hftune.models.classes import causal_class
 from hftune.models.loading.build import Build, decide_build
 from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import from_config, pretrained, quiet_transformers
-from hftune.models.loading.quantisation import drop_quantisation, quantisation_options
+from hftune.models.loading.quantisation import drop_quantisation
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.loading.tokenizer import load_plain_tokenizer
 from hftune.models.structure import freeze_other_parts, gather_experts_at_once, is_mixture
@@ -251,3 +251,36 @@ def load_reference(
         model = fold_adapters(model, adapters)
     model.requires_grad_(False)
     return model.eval()
+
+
+def quantisation_options(
+    adapter_args: AdapterArguments, training_args: StageArguments, dtype: torch.dtype
+) -> dict[str, Any]:
+    """What `from_pretrained` needs to quantise the base by bitsandbytes, for a run that asked for it.
+
+    Args:
+        dtype: Of the weights that stay whole; products are computed in it.
+    """
+    from transformers import BitsAndBytesConfig
+
+    partitioned = training_args.zero_stage == 3
+    if adapter_args.load_in_4bit:
+        # ZeRO-3 gathers weights of one dtype only: packed ones are kept as that of all others.
+        asked = adapter_args.bnb_4bit_quant_storage
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=adapter_args.bnb_4bit_quant_type,
+            bnb_4bit_use_double_quant=adapter_args.use_bnb_nested_quant,
+            bnb_4bit_compute_dtype=dtype,
+            bnb_4bit_quant_storage=getattr(torch, asked) if asked else dtype if partitioned else torch.uint8,
+        )
+    else:
+        # The head stays whole: it is tied to the embeddings, or a fresh score head that must be trained.
+        config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
+    if partitioned:
+        # transformers takes no `device_map` under ZeRO-3; each rank quantises on its own device.
+        notice("every process reads the whole quantised model before ZeRO-3 partitions it")
+        return {"quantization_config": config}
+    # bitsandbytes quantises while loading and wants to know where to.
+    where = "cpu" if training_args.use_cpu else ranks.local_rank()
+    return {"quantization_config": config, "device_map": {"": where}}

@@ -11,19 +11,11 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
-from hftune.distributed import ranks
 from hftune.errors import ArgumentError, shown
-from hftune.logging import notice
 from hftune.opening.model_files import read_checked
 from hftune.weight_files import stored_tensors
-
-if TYPE_CHECKING:  # a merge reads what is stored, and needs few modules
-    from hftune.arguments.adapter import AdapterArguments
-    from hftune.arguments.training import StageArguments
 
 READ_WHOLE: dict[str, tuple[str, ...]] = {
     "fp8": (),
@@ -152,36 +144,3 @@ def _cut_block(folder: str, how: Mapping[str, Any]) -> str | None:
         if tuple(ceil(size / block) for size, block in sizes) == scale.shape and any(s % b for s, b in sizes):
             return of
     return None
-
-
-def quantisation_options(
-    adapter_args: AdapterArguments, training_args: StageArguments, dtype: torch.dtype
-) -> dict[str, Any]:
-    """What `from_pretrained` needs to quantise the base by bitsandbytes, for a run that asked for it.
-
-    Args:
-        dtype: Of the weights that stay whole; products are computed in it.
-    """
-    from transformers import BitsAndBytesConfig
-
-    partitioned = training_args.zero_stage == 3
-    if adapter_args.load_in_4bit:
-        # ZeRO-3 gathers weights of one dtype only: packed ones are kept as that of all others.
-        asked = adapter_args.bnb_4bit_quant_storage
-        config = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type=adapter_args.bnb_4bit_quant_type,
-            bnb_4bit_use_double_quant=adapter_args.use_bnb_nested_quant,
-            bnb_4bit_compute_dtype=dtype,
-            bnb_4bit_quant_storage=getattr(torch, asked) if asked else dtype if partitioned else torch.uint8,
-        )
-    else:
-        # The head stays whole: it is tied to the embeddings, or a fresh score head that must be trained.
-        config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
-    if partitioned:
-        # transformers takes no `device_map` under ZeRO-3; each rank quantises on its own device.
-        notice("every process reads the whole quantised model before ZeRO-3 partitions it")
-        return {"quantization_config": config}
-    # bitsandbytes quantises while loading and wants to know where to.
-    where = "cpu" if training_args.use_cpu else ranks.local_rank()
-    return {"quantization_config": config, "device_map": {"": where}}

@@ -164,7 +164,7 @@ def test_a_reference_counts_in_full_dpo_alone(config_of: Any) -> None:
 
 def test_what_bitsandbytes_packs(config_of: Any) -> None:
     """Counted against a real quantised model: linears but the head, and no experts."""
-    from hftune.models.loading.quantisation import quantisation_options
+    from hftune.models.loading.causal_lm import quantisation_options
 
     for name in ("llama", "mixtral"):
         model_args, adapter_args, training_args = arguments("sft", config_of(name), "--qlora")

@@ -268,7 +268,8 @@ def help_groups(classes: Collection[type], actions: Iterable[argparse.Action]) -
         shown.option_strings = [option for option in action.option_strings if "-" not in option.lstrip("-")]
         groups.setdefault(_title(action.dest, classes), []).append(shown)
     # TRL's before transformers', which has a hundred that few need.
-    order = sorted(groups, key=lambda title: (" of " in title, "transformers" in title))
+    ours = ["options", *_TITLES.values(), "training"]
+    order = sorted(groups, key=lambda title: ([*ours, title].index(title), "transformers" in title))
     return {title: groups[title] for title in order if groups[title]}
 
 

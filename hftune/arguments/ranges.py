@@ -83,15 +83,10 @@ FIXES = {
 
 
 def misfit(name: str, value: object) -> str | None:
-    """What numbers an argument takes, where this value is another one; words are left to whoever knows them."""
-    if name not in RANGES or isinstance(value, bool):
+    """What numbers an argument takes, where this value is another one; words, such as `auto`, are left alone."""
+    if name not in RANGES or isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        number = float(value) if isinstance(value, str) else value
-    except ValueError:  # `auto`
-        return None
-    fits = not isinstance(number, int | float) or RANGES[name].holds(number)
-    return None if fits else f"numbers {RANGES[name]}"
+    return None if RANGES[name].holds(value) else f"numbers {RANGES[name]}"
 
 
 _FIELDS = read_table(__package__, "fields.csv")

@@ -13,6 +13,7 @@ from hftune.arguments.raw_arguments import GIVEN_NAMES
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.tables import cell_value, read_table
 
 
 @dataclass
@@ -50,38 +51,7 @@ class RLFields(TurnTokenFields):
 
 
 GRPO_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "grpo": (
-        "DeepSeekMath, arXiv:2402.03300",
-        {"loss_type": "grpo", "scale_rewards": "group", "beta": 0.04},
-    ),
-    "dr_grpo": (
-        "arXiv:2503.20783",
-        {"loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.0},
-    ),
-    # Clip-higher, token-mean and dynamic sampling; its overlong penalty is a reward function, `overlong`.
-    "dapo": (
-        "arXiv:2503.14476",
-        {
-            "loss_type": "dapo",
-            "epsilon_high": 0.28,
-            "mask_truncated_completions": True,
-            "beta": 0.0,
-            "dynamic_sampling": True,
-        },
-    ),
-    # Ratios of whole sequences lie close to 1: clip ranges are hundreds of times smaller.
-    "gspo": (
-        "arXiv:2507.18071",
-        {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4},
-    ),
-    "cispo": ("arXiv:2506.13585, bound of arXiv:2510.13786", {"loss_type": "cispo", "epsilon_high": 5.0}),
-    "sapo": ("arXiv:2511.20347", {"loss_type": "sapo"}),
-    "lite_ppo": ("arXiv:2508.08221", {"loss_type": "dapo", "scale_rewards": "batch"}),
-    # Rewards less the mean of their group, then scaled over the whole batch.
-    "reinforce_plus_plus": (
-        "its baseline, arXiv:2501.03262",
-        {"loss_type": "dapo", "scale_rewards": "none", "normalize_advantages": True},
-    ),
+    row["name"]: (row["paper"], cell_value(row["sets"])) for row in read_table(__package__, "grpo_variants.csv")
 }
 """What each paper sets of TRL's options, and where it says so."""
 

@@ -12,7 +12,7 @@ import pytest
 import hftune
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.stage_table import STAGES
-from hftune.cli import COMMANDS, IN_DOCSTRING, MEANT, dispatch, main
+from hftune.cli import COMMANDS, MEANT, WITHOUT_PAGE, dispatch, main
 from hftune.errors import ArgumentError
 from hftune.tools.explaining.explain import explain
 from hftune.visible import TYPED, as_typed
@@ -79,7 +79,7 @@ def test_a_refusal_of_a_tool_that_imports_much_is_all_that_is_said() -> None:
     assert [line.strip().partition(":")[0] for line in lines] == ["error", "to do"]
 
 
-@pytest.mark.parametrize("name", IN_DOCSTRING)
+@pytest.mark.parametrize("name", WITHOUT_PAGE)
 def test_help_of_a_subcommand_without_a_page_is_its_lines(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for flag in ("--help", "-h"):
         dispatch([name, flag])

@@ -26,7 +26,9 @@ def places(file: Path) -> Iterator[str]:
             yield node.value
 
 
+COMMANDS = (ROOT / "hftune" / "commands.csv").read_text()
 NAMED = [(file, place) for file in FILES for place in places(file)]
+NAMED += [(ROOT / "hftune" / "cli.py", found[0]) for found in _PLACE.finditer(COMMANDS)]
 
 
 def test_gives_what_is_named() -> None:

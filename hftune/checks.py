@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, raise_together
 from hftune.tables import read_table
 
 _OFF = ("False", "no", "none", "None", "")
@@ -80,6 +80,15 @@ def refused_by(package: str, topic: str, *owners: Any) -> Iterator[ArgumentError
             if cause.startswith(":"):
                 cause = " does not go with ".join(place.split(", ", 1)) + cause
             yield ArgumentError(cause, place=place, fix=fix or "leave one of them out")
+
+
+def refuse(package: str, topic: str, *owners: Any) -> None:
+    """Raise what `refused_by` finds.
+
+    Raises:
+        ArgumentError: All of it, in one message.
+    """
+    raise_together(refused_by(package, topic, *owners))
 
 
 def holds(condition: str, owners: Sequence[Any]) -> bool:

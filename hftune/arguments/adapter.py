@@ -7,6 +7,7 @@ from typing import Any
 
 from hftune.arguments.optimizer import FreezingArguments, split_commas
 from hftune.arguments.option import option
+from hftune.checks import refuse
 from hftune.errors import ArgumentError
 from hftune.opening.json_file import parse_json
 
@@ -80,12 +81,7 @@ class AdapterArguments(FreezingArguments):
     )
 
     def __post_init__(self) -> None:
-        if self.train_new_tokens_only and self.use_peft:
-            raise ArgumentError(
-                "LoRA trains more than the new rows",
-                place="--use_peft, --train_new_tokens_only",
-                fix="leave one out: LoRA trains the rows of tokens that are added in its run in any case",
-            )
+        refuse(__package__, "adapter", self)
         self.use_peft = self.use_peft or self.train_new_tokens_only
         if self.qlora:
             self.use_peft = True

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hftune.arguments.option import option
+from hftune.checks import refuse
 from hftune.distributed import ranks
 from hftune.distributed.ranks import Mesh, mesh_problems
-from hftune.errors import ArgumentError, raise_together
+from hftune.errors import raise_together
 from hftune.logging import notice
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -126,13 +127,7 @@ class ComputationFields:
         Raises:
             ArgumentError: Steps of a profile that are none, or sizes for which the processes do not suffice.
         """
-        first, last = self.profile_step_start, self.profile_step_end
-        if not 1 <= first <= last:
-            raise ArgumentError(
-                f"steps {first} to {last} are none",
-                place="--profile_step_start, --profile_step_end",
-                fix="count steps from 1, the last at or after the first",
-            )
+        refuse(__package__, "computation", self)
         # NCCL's own time-out aborts the process at once: the watchdog must come first to say which rank was behind.
         collectives = self.ddp_timeout
         if self.hang_timeout and collectives < self.hang_timeout + _AFTER:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hftune.arguments.option import option
-from hftune.errors import ArgumentError
+from hftune.checks import refuse
 from hftune.template_arguments import FLAG, TemplateArguments, parse_arguments
 
 
@@ -165,13 +165,6 @@ class DataArguments:
         Raises:
             ArgumentError: Drawing by weight without weights.
         """
-        asked, weighted = self.mix_strategy, bool(self.train_dataset_prob)
-        # Drawing with equal weights would be a guess: sources differ in size by orders of magnitude.
-        if asked in ("under", "over") and not weighted:
-            raise ArgumentError(
-                f"--mix_strategy {asked} draws by weight, and there are no weights",
-                place="--mix_strategy",
-                fix="Give --train_dataset_prob, such as 0.8,0.2; or --mix_strategy concat.",
-            )
+        refuse(__package__, "data", self)
         # Set here, so that the manifest and the fingerprint of the cache say what was done, not None.
-        self.mix_strategy = asked or ("over" if weighted else "concat")
+        self.mix_strategy = self.mix_strategy or ("over" if self.train_dataset_prob else "concat")

@@ -10,7 +10,7 @@ import trl
 
 from hftune.arguments.option import option
 from hftune.arguments.training import SFTArguments
-from hftune.errors import ArgumentError
+from hftune.checks import refuse
 from hftune.weight_files import fingerprint
 
 MODES = ("on_policy", "offline", "mixed")
@@ -77,18 +77,7 @@ class DistillArguments(SFTArguments, trl.DistillationConfig):
     )
 
     def __post_init__(self) -> None:
-        if self.teacher_load_in_4bit and self.teacher_load_in_8bit:
-            raise ArgumentError(
-                "a teacher has 4 bits or 8",
-                place="--teacher_load_in_4bit, --teacher_load_in_8bit",
-                fix="give one of them",
-            )
-        if not 0.0 <= self.beta <= 1.0:
-            raise ArgumentError(
-                f"{self.beta} is no share between two divergences",
-                place="--beta",
-                fix="give 0 (forward KL) to 1 (reverse KL)",
-            )
+        refuse(__package__, "distillation", self)
         super().__post_init__()
 
     @property

@@ -10,7 +10,7 @@ import trl
 from hftune.arguments.data import ThoughtFields
 from hftune.arguments.option import option
 from hftune.arguments.training import StageArguments
-from hftune.errors import ArgumentError
+from hftune.checks import refuse
 from hftune.losses.preference import LOSSES, losses_with
 
 # MedicalGPT's RM scripts bound the sum; its DPO script bounds characters by a number of tokens.
@@ -52,18 +52,7 @@ class PairLengths:
         if self.max_prompt_length is not None and self.max_completion_length is not None:
             # What TRL and the collators read; a --max_length that was given as well would contradict both parts.
             self.max_length = self.max_prompt_length + self.max_completion_length
-        elif self.length_budget != EACH:
-            raise ArgumentError(
-                "a budget is the sum of two lengths",
-                place=f"--length_budget {self.length_budget}",
-                fix="give --max_prompt_length and --max_completion_length; or --max_length alone, which bounds both",
-            )
-        if self.length_budget == CHARACTERS and self.too_long != DROP:
-            raise ArgumentError(
-                "text is cut in tokens; by its characters a record is kept or dropped",
-                place=f"--length_budget {CHARACTERS}, --too_long {self.too_long}",
-                fix=f"add --too_long {DROP}, or use --length_budget {SUM}",
-            )
+        refuse(__package__, "lengths", self)
 
     @property
     def separate_limits(self) -> tuple[int | None, int | None]:

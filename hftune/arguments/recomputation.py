@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 from hftune.arguments.option import option
+from hftune.checks import refuse
 from hftune.errors import ArgumentError
 from hftune.opening.json_file import parse_json
 
@@ -189,27 +191,11 @@ class RecomputationFields:
         return parts
 
     def _check_details(self, parts: tuple[str, ...]) -> None:
-        every, which = self.activation_checkpointing_every, self.activation_checkpointing_layers
-        if every < 1:
-            raise ArgumentError(f"one of {every} layers", place=f"{_FLAG}_every", fix="give 1 or more")
-        if every > 1 and which is not None:
-            raise ArgumentError(
-                "two ways to choose layers", place=f"{_FLAG}_every, {_WHICH}", fix="leave one of them out"
-            )
+        which = self.activation_checkpointing_layers
         if which is not None:
             # Read for its errors: how many layers there are is not known yet.
             _ = share_of(which) if "/" in which or "." in which else numbered(which.removeprefix("not "))
-        if self.recomputes_least and (every > 1 or which is not None):
-            raise ArgumentError(
-                "auto chooses the layers itself", place=f"{_FLAG}_every, {_WHICH}", fix=f"leave it out, or {_FLAG} full"
-            )
-        details = every > 1 or which is not None or self.activation_checkpointing_offload
-        if details and not parts:
-            raise ArgumentError(
-                "details of recomputing, and nothing is recomputed",
-                place=f"{_FLAG}_every / _layers / _offload",
-                fix="leave them out, or --gradient_checkpointing False",
-            )
+        refuse(__package__, "recomputation", self, SimpleNamespace(parts=parts))
 
 
 def _from_json(text: str) -> Any:

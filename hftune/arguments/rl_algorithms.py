@@ -11,6 +11,7 @@ from hftune.arguments.data import TurnTokenFields
 from hftune.arguments.option import option
 from hftune.arguments.raw_arguments import GIVEN_NAMES
 from hftune.arguments.training import StageArguments
+from hftune.checks import refuse
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.tables import cell_value, read_table
@@ -134,12 +135,7 @@ class _Loop(trl.RLOOConfig):
         super(trl.RLOOConfig, self).__post_init__()
         # TRL resolves its "auto" in the post-init that is left out; on GPUs and CPUs it becomes None.
         self.pad_to_multiple_of = None
-        if self.auto_find_batch_size:
-            raise ArgumentError(
-                "completions are made for whole batches, which may not shrink on the way",
-                place="--auto_find_batch_size",
-                fix="leave it out, and lower --per_device_train_batch_size",
-            )
+        refuse(__package__, "answers", self)
         # All processes together: groups of answers are compared across ranks.
         one_step: int = self.per_device_train_batch_size * self.world_size
         self.steps_per_generation = self._steps_per_generation(one_step)
@@ -150,12 +146,6 @@ class _Loop(trl.RLOOConfig):
         """Micro-batches in a batch of answers, from one of the two ways to say it."""
         steps: int | None = self.steps_per_generation
         size: int | None = self.generation_batch_size
-        if size is not None and steps is not None:
-            raise ArgumentError(
-                "two sizes of the same thing",
-                place="--generation_batch_size, --steps_per_generation",
-                fix="give one of them",
-            )
         if size is not None and (size < one_step or size % one_step):
             raise ArgumentError(
                 f"{size} completions are no multiple of {one_step}, the micro batches of all processes",

@@ -16,8 +16,8 @@ from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.option import option
 from hftune.arguments.raw_arguments import GIVEN_NAMES
 from hftune.arguments.recomputation import RecomputationFields
+from hftune.checks import refuse
 from hftune.distributed import ds_config, launch, ranks
-from hftune.errors import ArgumentError
 from hftune.on_demand import on_demand
 from hftune.secrets import redacted
 
@@ -88,11 +88,10 @@ class StageArguments(ComputationFields, RecomputationFields, OptimizerArguments,
         self.chat_template_kwargs = self.template_arguments
         self.resolve_recomputation()
         self.check_computation()
+        refuse(__package__, "training", self)
         # Before transformers sees it: what it makes of a config cannot be changed any more.
         if self.deepspeed is not None:
             on_demand("hftune.distributed.ds_setup:prepare")(self)
-        elif self.nvme_path is not None:
-            raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
         launch.tell_libraries(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
         # --do_eval alone means evaluation alone, as --do_train False does; an --eval_strategy, from which transformers
         # infers it, does not.

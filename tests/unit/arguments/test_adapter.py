@@ -25,11 +25,6 @@ def test_what_flags_imply(given: dict[str, object], expected: tuple[bool, bool, 
     assert args.quantised == (args.load_in_4bit or args.load_in_8bit)
 
 
-def test_new_rows_alone_are_no_lora() -> None:
-    with pytest.raises(ArgumentError, match="LoRA trains more than the new rows"):
-        AdapterArguments(use_peft=True, train_new_tokens_only=True)
-
-
 def test_the_last_of_a_chain_is_trained_on() -> None:
     args = AdapterArguments(peft_path="a, b,c")
     assert (args.adapter_chain, args.folded_adapters, args.continued_adapter) == (["a", "b", "c"], ["a", "b"], "c")

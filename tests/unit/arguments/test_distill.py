@@ -45,8 +45,6 @@ def test_a_teacher_and_none() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--beta", "1.5"), "--beta"),
-        (("--teacher_load_in_4bit", "True", "--teacher_load_in_8bit", "True"), "4 bits or 8"),
         (("--hard_label_share", "2"), "--hard_label_share"),
         (("--on_policy_share", "-1"), "--on_policy_share"),
     ],

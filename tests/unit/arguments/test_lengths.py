@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hftune.arguments.preference import CHARACTERS, DROP, EACH, SUM, PairLengths
-from hftune.errors import ArgumentError
+from hftune.arguments.preference import CHARACTERS, DROP, SUM, PairLengths
 
 
 @dataclass
@@ -41,11 +40,3 @@ def test_a_sum_has_no_limits_of_its_parts() -> None:
 def test_characters_are_bounded_by_the_sum() -> None:
     given = {"max_prompt_length": 3, "max_completion_length": 2, "length_budget": CHARACTERS}
     assert resolved(**given, too_long=DROP).most_characters == 5
-    with pytest.raises(ArgumentError, match="add --too_long drop"):
-        resolved(**given)
-
-
-def test_a_budget_needs_both_lengths() -> None:
-    with pytest.raises(ArgumentError, match="a budget is the sum of two lengths"):
-        resolved(max_prompt_length=3, length_budget=SUM)
-    assert resolved(max_prompt_length=3, length_budget=EACH).max_length == 1024

@@ -136,8 +136,6 @@ def test_several_sources_in_the_words_of_other_tools(argv: list[str]) -> None:
 def test_how_sources_are_mixed(asked: str | None, weights: str | None, expected: str) -> None:
     assert DataArguments(mix_strategy=asked, train_dataset_prob=weights).mix_strategy == expected
     assert data_of("--mix_strategy", "interleave_over", "--train_dataset_prob", "1,1").mix_strategy == "over"
-    with pytest.raises(ArgumentError, match="there are no weights"):
-        DataArguments(mix_strategy="under")
     with pytest.raises(ArgumentError, match="cannot be 'shuffled'"):
         data_of("--mix_strategy", "shuffled")
     with pytest.raises(ArgumentError, match="--dummy_data 10000"):

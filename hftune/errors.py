@@ -211,34 +211,31 @@ def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
         interrupts.stop_listening()
 
 
-def _of_the_system(error: Exception) -> ArgumentError | None:
-    """The message for what the system may answer anywhere; None for an error of another kind.
+_NO_ROOM = (f"{{}}: {os.strerror(errno.ENOSPC)}", "make room on the disk, or use another one")
+_OF_THE_SYSTEM = {
+    errno.ENAMETOOLONG: ("a name is longer than the system takes: {}", "give a shorter one"),
+    errno.ELOOP: ("a link leads back to itself: {}", "name what it should lead to, or remove it"),
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+}
+"""What the system may answer anywhere: looking whether there is a file raises already, printing may fill a disk."""
 
-    Looking whether there is such a file raises already, wherever an argument may name one; printing may fill a disk.
-    """
+
+def _of_the_system(error: Exception) -> ArgumentError | None:
+    """The message for an error of the system's; None for one of another kind."""
     # Path.resolve turns ELOOP into a RuntimeError of Python's own.
     found = error.__context__ if type(error) is RuntimeError else error
     if not isinstance(found, OSError):
         return None
-    if found.errno == errno.ENAMETOOLONG:
-        cause = f"a name is longer than the system takes: {shown(found.filename)}"
-        return ArgumentError(cause, fix="give a shorter one")
-    if found.errno == errno.ELOOP:
-        cause = f"a link leads back to itself: {shown(found.filename, 300)}"
-        return ArgumentError(cause, fix="name what it should lead to, or remove it")
-    if found.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = shown(found.filename, 300) if found.filename else "where the output goes"
-        return ArgumentError(f"{where}: {os.strerror(found.errno)}", fix="make room on the disk, or use another one")
-    if found.errno == errno.ENOENT and not _has_working_folder():
-        return ArgumentError("the working folder has been removed", fix="change to a folder that is there")
+    if found.errno in _OF_THE_SYSTEM:
+        cause, fix = _OF_THE_SYSTEM[found.errno]
+        return ArgumentError(cause.format(shown(found.filename or "where the output goes", 300)), fix=fix)
+    if found.errno == errno.ENOENT:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return ArgumentError("the working folder has been removed", fix="change to a folder that is there")
     return None
-
-
-def _has_working_folder() -> bool:
-    try:
-        return bool(os.getcwd())
-    except FileNotFoundError:
-        return False
 
 
 def _stop(words: str, code: int) -> None:

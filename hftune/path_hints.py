@@ -12,8 +12,6 @@ from hftune.errors import ArgumentError, shown
 # Entries of a folder that are looked at.
 _MOST = 2000
 _LISTED = 6
-# Of word processors and input methods.
-_QUOTES = "\u201c\u201d\u2018\u2019\u300c\u300d\"'`"
 
 
 def looks_local(name: str) -> bool:
@@ -51,19 +49,11 @@ def path_hint(path: str, what: str) -> str:
     Args:
         what: Such as "a model folder".
     """
-    plain = path.strip(_QUOTES)
-    if plain != path and Path(plain).expanduser().exists():
-        return f"did you mean {plain}? The quotes around it are no quotes to the shell"
     expanded = Path(path).expanduser()
-    dead = next(
-        (part for part in (expanded, *expanded.parents) if part.is_symlink() and not os.path.exists(part)), None
-    )
-    if dead is not None:
-        return f"{dead} is a link to {shown(os.readlink(dead), 300)}, which is not there: name another path, or mend it"
     near = nearest_path(path)
     if near:
         return f"did you mean {near}?"
-    parent = Path(path).expanduser().parent
+    parent = expanded.parent
     # Ends at the root or at ".", which are folders.
     while not parent.is_dir():
         parent = parent.parent

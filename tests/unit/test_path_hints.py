@@ -39,8 +39,6 @@ def test_the_nearest_path(here: Path, path: str, found: str) -> None:
 
 def test_what_to_do(here: Path) -> None:
     assert path_hint("outputs/sft-mergd", "a folder") == "did you mean outputs/sft-merged?"
-    quoted = path_hint("\u201coutputs/rm\u201d", "a folder")
-    assert quoted == "did you mean outputs/rm? The quotes around it are no quotes to the shell"
     assert path_hint("outputs/zzz", "a model folder") == "give a model folder; outputs holds rm/, sft-merged/"
     assert path_hint("zzz", "a file") == f"give a file; {here}, where paths begin, holds outputs/"
     assert path_hint("outputs/rm/zzz/y", "a file") == "give a file; outputs/rm holds nothing"
@@ -102,11 +100,6 @@ def test_names_that_may_be_on_the_hub(here: Path, monkeypatch: pytest.MonkeyPatc
     assert inside.cause == "no model could be loaded from outputs/rm: no file named model"
 
 
-def test_a_link_that_leads_nowhere_is_named(here: Path) -> None:
-    """It proposed the very path that was not there."""
+def test_a_link_that_leads_nowhere_is_not_proposed(here: Path) -> None:
     (here / "outputs" / "latest").symlink_to("gone")
-    (here / "loop").symlink_to("loop")
     assert nearest_path("outputs/latest") == nearest_path("outputs/lates") == ""
-    for path in ("outputs/latest", "outputs/latest/checkpoint-5", str(here / "outputs" / "latest")):
-        assert "outputs/latest is a link to gone, which is not there" in path_hint(path, "a folder")
-    assert path_hint("loop", "a folder").startswith("loop is a link to loop, which is not there")

@@ -69,7 +69,7 @@ class Translator:
         for entry in given:
             row = self.row(entry.name)
             if row is not None and row.translation is not None and _has_value(entry):
-                groups.setdefault(row.translation, []).append(entry)
+                _add(groups.setdefault(row.translation, []), entry, outcome.notices)
             else:
                 self._add_plain(entry, row, outcome)
         # Plain names come first: a translation may ask for the model's path or the accumulation.
@@ -99,7 +99,7 @@ class Translator:
         elif row is not None and row.verdict in (REFUSED, NO_EFFECT):
             _refuse_or_ignore(entry, row, outcome)
         elif name in self.known:
-            _add(outcome, Entry(name, entry.values, entry.place))
+            _add(outcome.entries, Entry(name, entry.values, entry.place), outcome.notices)
         else:
             outcome.problems.append(self.unknown(entry.name, entry.place))
 
@@ -178,13 +178,13 @@ def _order_in_table(function: Translation) -> int:
     return next(place for place, row in enumerate(table().values()) if row.translation is function)
 
 
-def _add(outcome: Outcome, new: Entry) -> None:
+def _add(entries: list[Entry], new: Entry, notices: list[str]) -> None:
     """The command line wins over a file; within one, the last value counts, with a notice where it differs."""
-    for old in [entry for entry in outcome.entries if entry.name == new.name]:
+    for old in [entry for entry in entries if entry.name == new.name]:
         if old.place == new.place and list(map(str, old.values)) != list(map(str, new.values)):
-            outcome.notices.append(given_twice(new.name, old.values, new.values))
-        outcome.entries.remove(old)
-    outcome.entries.append(new)
+            notices.append(given_twice(new.name, old.values, new.values))
+        entries.remove(old)
+    entries.append(new)
 
 
 def _texts(entry: Entry) -> Values:

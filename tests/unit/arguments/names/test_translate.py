@@ -151,3 +151,11 @@ def test_two_names_for_the_same_are_no_crash(monkeypatch: pytest.MonkeyPatch) ->
 def test_values_that_are_others_here(command: str, found: dict[str, str]) -> None:
     arrived = stage_parser("sft").translate(command.split())
     assert {entry.name: " ".join(map(str, entry.values)) for entry in arrived} == found
+
+
+@pytest.mark.parametrize("flags", [["--lora_r", "8", "--lora_r", "16"], ["--optim", "adam", "--optim", "lion"]])
+def test_a_name_given_twice_is_said(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a function has to translate its values."""
+    monkeypatch.setattr(logging, "_notices", [])
+    assert len(stage_parser("sft").translate(flags)) == 1
+    assert [said.partition(" (")[0] for said in logging.notices()] == [f"{flags[0]} was given twice"]

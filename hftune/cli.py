@@ -15,19 +15,8 @@ from hftune.visible import TYPED, say
 
 _ROWS = {row["name"]: row for row in read_table(__package__, "commands.csv")}
 COMMANDS = {name: row for name, row in _ROWS.items() if row["run"]}
-REMOVED = {name: row["does"] for name, row in _ROWS.items() if not row["run"]}
-MEANT = {
-    **dict.fromkeys(("train", "finetune", "fine-tune", "fit", "lora"), "sft"),
-    **dict.fromkeys(("pretrain", "cpt"), "pt"),
-    **dict.fromkeys(("reward", "prm"), "rm"),
-    **dict.fromkeys(("kto", "orpo", "simpo", "cpo"), "dpo"),
-    **dict.fromkeys(("grpo", "ppo", "rloo", "rlhf"), "rl"),
-    **dict.fromkeys(("eval", "test"), "evaluate"),
-    **dict.fromkeys(("infer", "inference", "generate"), "chat"),
-    **dict.fromkeys(("deploy", "api"), "serve"),
-    **dict.fromkeys(("quantize", "convert"), "export"),
-    **dict.fromkeys(("webui", "web-ui", "ui"), "board"),
-}
+REMOVED = {name: row["does"] for name, row in _ROWS.items() if not row["usage"]}
+MEANT = {name: row["usage"] for name, row in _ROWS.items() if row["usage"] and not row["run"]}
 """Subcommands of other tools, and what does the same here."""
 WITHOUT_PAGE = ("preview", "tokenize", "data", "export", "launch", "lineage", "report")
 """Subcommands whose help is their line in the table; the others have a page of their own."""

@@ -8,15 +8,12 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hftune import child_processes
 from hftune.arguments.named_code import named_code
 from hftune.errors import ArgumentError
-from hftune.tools.doctor import launching, libraries, machine
-from hftune.tools.pipeline import checking, processes, runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import Step, steps_of
 from tests.spokes import spokes
@@ -122,69 +119,6 @@ def test_programs_by_name(hostile: Path, name: str, monkeypatch: pytest.MonkeyPa
     assert found is None or Path(found).parent != hostile
     if name == "python":
         assert child_processes.run(["python", "-c", "import yaml"]).returncode == 0
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, str]]]:
-    """What would have been started."""
-    seen: list[tuple[list[str], dict[str, str]]] = []
-
-    def run(command: list[str], **given: Any) -> Any:
-        seen.append((list(command), given["env"]))
-        return child_processes.CompletedProcess(command, 0, "[]\n", "")
-
-    monkeypatch.setattr(child_processes.subprocess, "run", run)
-    return seen
-
-
-def _is_apart(command: list[str], env: dict[str, str]) -> bool:
-    return command[:2] == [sys.executable, "-P"] and env["PYTHONSAFEPATH"] == "1" and str(ROOT) in env["PYTHONPATH"]
-
-
-def test_what_hftune_starts_runs_apart(started: list[Any], tmp_path: Path) -> None:
-    """The pipeline's checks and the doctor's trials."""
-    for start in (lambda: checking.check_apart(tmp_path), lambda: [*libraries.check_loading(["packaging"])]):
-        started.clear()
-        start()
-        assert started and all(_is_apart(*one) for one in started)
-
-
-def test_the_driver_is_asked_of_no_program_of_the_working_folder(
-    hostile: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", ".")
-    assert machine._driver() is None
-
-
-def test_the_doctor_s_launcher(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    (hostile / "deepspeed.sh").write_text("")
-    command = child_processes.program("deepspeed")
-    assert command is None or not command.startswith(str(hostile))
-    found = launching.run_all_reduce(
-        [sys.executable, "-c", "import sys, json, yaml; sys.exit('it is over')"], 2, patience=30
-    )
-    assert "it is over" in found.said
-
-
-def test_stages_start_apart(hostile: Path, tmp_path: Path) -> None:
-    step = Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1", env={"PYTHONPATH": ".", "PATH": "."})
-    log = tmp_path / "log"
-    kept = processes.start(["python", "-c", "import yaml, json; print(yaml.__file__)"], runner.environment(step), log)
-    os.waitpid(kept.pid, 0)
-    assert "site-packages" in log.read_text()
-
-
-@pytest.mark.slow
-def test_the_arguments_of_a_pipeline_are_checked_in_a_hostile_folder(
-    hostile: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The whole child, with its libraries."""
-    (tmp_path / "p.yaml").write_text("model: m\noutput_dir: o\nstages:\n  sft: {learning_rat: 1}\n")
-    with pytest.raises(SystemExit) as ended:
-        checking.check_apart(tmp_path / "p.yaml")
-    said = capfd.readouterr().err
-    assert ended.value.code == 2 and "learning_rat" in said and "p.yaml:4" in said
 
 
 # --- scripts ---

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hftune import errors, visible
+from hftune import visible
 from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.cli import dispatch
 from hftune.data.preview import coloured, describe_example, preview
 from hftune.data.splits import Splits
 from hftune.distributed import watchdog
 from hftune.distributed.verdicts import Verdict
-from hftune.errors import ArgumentError, DataError, UserError, run_script, shown
+from hftune.errors import ArgumentError, DataError, UserError, shown
 from hftune.logging import get_logger
 from hftune.tools.doctor.findings import Finding, render, to_json
 from hftune.tools.pipeline import runner
@@ -101,26 +101,6 @@ def test_errors() -> None:
     ]
     assert all(harmless(error.render()) and harmless(str(error)) for error in made)
     assert harmless(shown("x" * 500 + ATTACK))
-
-
-def test_several_errors_and_the_end_of_a_script(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(errors.os, "_exit", lambda code: None)
-    monkeypatch.setattr(errors, "exit_hooks", [])
-
-    def main() -> None:
-        errors.raise_together([ArgumentError(f"1 {ATTACK}"), ArgumentError(f"2 {ATTACK}", place=ATTACK)])
-
-    run_script(main)
-    text = capsys.readouterr().err
-    assert harmless(text) and "2 problems" in text
-
-    def stopped() -> None:
-        raise errors.Preempted(f"stopped {ATTACK}")
-
-    run_script(stopped)
-    assert harmless(capsys.readouterr().err)
 
 
 def test_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,14 +184,6 @@ def test_the_watchdog_s_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     dog: Any = SimpleNamespace(rank=0, host="h", done=Event(), store=None, timeout=9.0)
     watchdog.Watchdog._end(dog, Verdict("failed", [1], {1: {}}, f"ValueError: {ATTACK}"))
     assert written and harmless(b"".join(written).decode())
-
-
-def test_a_file_s_name(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "x\x1b]52;c;eA==\x07"
-    folder.mkdir()
-    with pytest.raises(UserError) as caught:
-        dispatch(["report", str(folder)])
-    assert harmless(str(caught.value)) and os.path.isdir(folder)
 
 
 # --- nobody prints another way ---

@@ -11,7 +11,6 @@ import xxhash
 
 from hftune import digests
 from hftune.digests import Damaged, check_contents, contents, digest, read_text, sealed, unsealed
-from hftune.opening.files import open_file
 
 
 @pytest.fixture
@@ -71,14 +70,6 @@ def test_every_changed_value_breaks_the_seal() -> None:
         changed = text[:place] + chr(ord(text[place]) ^ 1) + text[place + 1 :]
         with pytest.raises(Damaged):
             unsealed(changed)
-
-
-def test_only_files_are_opened(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for place in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), tmp_path / "none"):
-        with pytest.raises(OSError) as caught:
-            open_file(place)
-        assert caught.value.errno and caught.value.strerror
 
 
 def test_a_small_file_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

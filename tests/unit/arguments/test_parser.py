@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,6 @@ from hftune.errors import ArgumentError, UserError
 OUT = ["--output_dir", "out"]
 
 
-def test_targets_as_a_comma_list() -> None:
-    *_, adapter, _ = parse_arguments("sft", [*OUT, "--target_modules", "q_proj,v_proj"])
-    assert adapter.lora_target_modules == ["q_proj", "v_proj"]
-
-
-def test_a_warmup_ratio_is_a_share_of_steps() -> None:
-    *_, training = parse_arguments("sft", [*OUT, "--warmup_ratio", "0.1"])
-    assert training.get_warmup_steps(200) == 20
-
-
 def test_the_algorithm_chooses_the_config(tmp_path: Path) -> None:
     (tmp_path / "rl.yaml").write_text("rl_algorithm: rloo\noutput_dir: out\n")
     assert type(parse_arguments("rl", [*OUT])[-1]).__name__ == "GRPOArguments"
@@ -43,12 +32,6 @@ def test_the_command_line_wins_over_yaml(tmp_path: Path) -> None:
     (tmp_path / "sft.yaml").write_text("output_dir: out\nlora_rank: 4\nlearning_rate: 1.0e-4\nbf16: false\n")
     *_, adapter, training = parse_arguments("sft", ["--config", str(tmp_path / "sft.yaml"), "--learning_rate", "2e-5"])
     assert (adapter.lora_r, training.learning_rate, training.bf16) == (4, 2e-5, False)
-
-
-def test_precision_follows_the_device() -> None:
-    *_, training = parse_arguments("sft", OUT)
-    assert training.use_cpu is True
-    assert training.bf16 is False
 
 
 @pytest.mark.parametrize(
@@ -88,21 +71,10 @@ def test_what_hftune_does_itself_is_refused_not_dropped(stage: str) -> None:
     assert parser.translate(["--dataset_kwargs", "no", "--ddp_static_graph", "False"])[-1].values == ["False"]
 
 
-def test_yaml_names_are_checked_as_well(tmp_path: Path) -> None:
-    (tmp_path / "sft.yaml").write_text("output_dir: out\nlerning_rate: 1\n")
-    with pytest.raises(ArgumentError, match="did you mean --learning_rate"):
-        parse_arguments("sft", ["--config", str(tmp_path / "sft.yaml")])
-
-
 def test_both_generations_of_merge_names() -> None:
     older = parse_merge_arguments(["--base_model", "b", "--lora_model", "a", "--output_dir", "o"])
     newer = parse_merge_arguments(["--base_model_name_or_path", "b", "--peft_model_path", "a", "--output_dir", "o"])
     assert older == newer
-
-
-def test_defaults_are_written_down_as_json() -> None:
-    *_, training = parse_arguments("sft", OUT)
-    json.dumps(training.to_dict())
 
 
 def data_of(*argv: str) -> DataArguments:

@@ -90,18 +90,6 @@ def compute_type(request: Request) -> Translated:
     return _TYPES[_ALGORITHMS[algorithm]]
 
 
-def quant_bits(request: Request) -> Translated:
-    """Megatron-SWIFT's `quant_method` and `quant_bits`."""
-    method, bits = request.word("quant_method", "bnb"), request.text("quant_bits")
-    if method != "bnb":
-        raise cannot("quant_method", method, "bases are quantised with bitsandbytes (bnb)")
-    if bits is None:
-        raise cannot("quant_method", method, "give --quant_bits 4 or 8 as well")
-    if bits not in ("4", "8"):
-        raise cannot("quant_bits", bits, "use 4 or 8")
-    return made(**{f"load_in_{bits}bit": "True"})
-
-
 _FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _FMS = {"ddp": 0, "fsdp": 3, "hsdp": 3}
 _ERNIE = {"": 0, "none": 0, "stage1": 1, "stage2": 2, "stage3": 3}

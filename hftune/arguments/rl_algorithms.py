@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import trl
@@ -12,7 +13,6 @@ from hftune.arguments.option import option
 from hftune.arguments.raw_arguments import GIVEN_NAMES
 from hftune.arguments.training import StageArguments
 from hftune.checks import refuse
-from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.tables import cell_value, read_table
 
@@ -135,33 +135,14 @@ class _Loop(trl.RLOOConfig):
         super(trl.RLOOConfig, self).__post_init__()
         # TRL resolves its "auto" in the post-init that is left out; on GPUs and CPUs it becomes None.
         self.pad_to_multiple_of = None
-        refuse(__package__, "answers", self)
         # All processes together: groups of answers are compared across ranks.
-        one_step: int = self.per_device_train_batch_size * self.world_size
-        self.steps_per_generation = self._steps_per_generation(one_step)
+        one_step = self.per_device_train_batch_size * self.world_size
+        refuse(__package__, "answers", self, SimpleNamespace(one_step=one_step))
+        # One of the two ways to say how many micro batches answers are made for, or neither.
+        asked, size = self.steps_per_generation, self.generation_batch_size
+        self.steps_per_generation = size // one_step if size else asked or self.gradient_accumulation_steps
         self.generation_batch_size = one_step * self.steps_per_generation
-        self._check_groups(self.generation_batch_size)
-
-    def _steps_per_generation(self, one_step: int) -> int:
-        """Micro-batches in a batch of answers, from one of the two ways to say it."""
-        steps: int | None = self.steps_per_generation
-        size: int | None = self.generation_batch_size
-        if size is not None and (size < one_step or size % one_step):
-            raise ArgumentError(
-                f"{size} completions are no multiple of {one_step}, the micro batches of all processes",
-                place="--generation_batch_size",
-                fix=f"give {one_step * max(1, size // one_step)}, say",
-            )
-        return size // one_step if size is not None else steps or self.gradient_accumulation_steps
-
-    def _check_groups(self, size: int) -> None:
-        """Whole groups of answers in a batch of all processes."""
-        if size % self.num_generations:
-            raise ArgumentError(
-                f"{size} completions are no multiple of {self.num_generations} for each prompt",
-                place="--num_generations",
-                fix="change it, --per_device_train_batch_size or --gradient_accumulation_steps",
-            )
+        refuse(__package__, "groups", self)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.data import DataArguments
-from hftune.arguments.defaults.choosing import choose_defaults, looks_like_medicalgpt, say_differences
+from hftune.arguments.defaults.choosing import MEDICALGPTS, choose_defaults, looks_like_medicalgpt
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE, Entry
@@ -22,6 +22,7 @@ from hftune.arguments.raw_arguments import take_config
 from hftune.arguments.stage_table import STAGES
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError
+from hftune.logging import notice
 from hftune.on_demand import on_demand
 
 _MERGING = "hftune.arguments.merging:MergeParser"
@@ -40,7 +41,7 @@ class ScriptParser(HftuneParser):
     def run_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> dict[str, Any]:
         """Overrides `HftuneParser.run_defaults`: those for what is trained, or those asked for.
 
-        A command of MedicalGPT's that does not say whose defaults it wants is told what differs.
+        A command of MedicalGPT's that does not say whose defaults it wants is told that these are others.
 
         Args:
             entries: What was given, translated.
@@ -53,7 +54,7 @@ class ScriptParser(HftuneParser):
         chosen = choose_defaults(self.stage, entries, self.known)
         asked = any(entry.name == "defaults" for entry in entries)
         if not asked and looks_like_medicalgpt(written, self.known):
-            say_differences(self.stage, entries, chosen, self.known)
+            notice(MEDICALGPTS)
         return chosen
 
     def unknown(self, name: str, place: str) -> ArgumentError:

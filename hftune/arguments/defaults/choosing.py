@@ -14,7 +14,7 @@ from hftune.on_demand import on_demand
 
 HFTUNE = "hftune"
 # Few runs ask for its tables, or read as a command of its scripts.
-_MEDICALGPTS = "hftune.arguments.defaults.medicalgpt:medicalgpt_defaults"
+_THEIRS = "hftune.arguments.defaults.medicalgpt:medicalgpt_defaults"
 
 _WARM_UP, _SCHEDULE = "warmup_steps", "lr_scheduler_type"
 # Schedules that a user who names one does not want warmed up.
@@ -22,14 +22,12 @@ _WITHOUT_WARM_UP = ("constant", "reduce_lr_on_plateau", "greedy")
 
 # Its own, spelt as nobody else does, and a habit of its command lines: three of these, with its folder of records.
 _HABIT, _FOLDER = 3, ("train_file_dir", "validation_file_dir")
-# What decides what is learnt comes first in the notice, which shows so many.
-_MATTERS = (
-    *("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "num_train_epochs", "use_peft", "too_long"),
-    *("length_budget", "max_prompt_length", "max_completion_length", "shuffle_seed", "count_rows", "reward_funcs"),
-    *("system_prompt", "lora_alpha", "lora_dropout", "weight_decay", "validation_split_percentage", "eval_strategy"),
-    *("eval_steps", "logging_steps", "train_in_float32", "gradient_accumulation_steps", "per_device_train_batch_size"),
+MEDICALGPTS = (
+    "this reads as a command of MedicalGPT's. Where it is silent hftune has its own defaults, with * in the recipe "
+    "(`hftune explain NAME` has both): --defaults medicalgpt takes all of MedicalGPT's, --defaults hftune keeps these "
+    "without this notice"
 )
-_SHOWN = 8
+"""What is said of a command that does not say whose defaults it wants."""
 
 
 def choose_defaults(stage: str, entries: Iterable[Entry], known: Collection[str]) -> dict[str, Any]:
@@ -47,7 +45,7 @@ def choose_defaults(stage: str, entries: Iterable[Entry], known: Collection[str]
     asked = given.get("defaults", HFTUNE)
     if asked == HFTUNE:
         return hftune_defaults(stage, given, known)
-    values, reasons = on_demand(_MEDICALGPTS)(stage, given)
+    values, reasons = on_demand(_THEIRS)(stage, given)
     if reasons:
         notice("--defaults medicalgpt, but for " + "; ".join(reasons))
     return {name: value for name, value in values.items() if name in known}
@@ -96,31 +94,6 @@ def looks_like_medicalgpt(written: Iterable[str], known: Collection[str]) -> boo
     foreign = {name for name in names - {*known} if name in table() and "MedicalGPT" in tools_of(name)}
     alone = {name for name in foreign if tools_of(name) == ["MedicalGPT"]}
     return bool(alone) or (len(foreign) >= _HABIT and bool(names & {*_FOLDER}))
-
-
-def say_differences(stage: str, entries: Iterable[Entry], chosen: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Say where this run, left silent, is not what MedicalGPT's script makes of the same command.
-
-    Args:
-        chosen: From `choose_defaults`.
-        known: The parser's actions by name, with the defaults of their fields.
-    """
-    given = as_texts(entries) | {"do_train": "true"}  # how it is trained is compared, not whether
-    # What its classes leave to TRL is the default of the field, here as there.
-    theirs = {name: of_field(known[name]) for name in chosen} | on_demand(_MEDICALGPTS)(stage, given)[0]
-    here = {name: chosen.get(name, of_field(known[name])) for name in theirs if name in known}
-    if not (given.get("use_peft") or here.get("use_peft") or theirs.get("use_peft")):
-        # Without an adapter on either side its settings are no difference.
-        theirs = {name: value for name, value in theirs.items() if not name.startswith("lora_")}
-    differ = [name for name in _MATTERS if name in here and name in theirs and shown(here[name]) != shown(theirs[name])]
-    if not differ:
-        return
-    more = f", and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
-    words = "; ".join(f"{name} {shown(here[name])} (there {shown(theirs[name])})" for name in differ[:_SHOWN])
-    notice(
-        f"this reads as a command of MedicalGPT's. Where it is silent hftune has its own defaults: {words}{more}. "
-        "--defaults medicalgpt takes all of MedicalGPT's, --defaults hftune keeps these without this notice"
-    )
 
 
 def of_field(action: Any) -> Any:

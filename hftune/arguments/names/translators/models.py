@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from fractions import Fraction
 
 from hftune.arguments.names.row import (
     NamedValues,
@@ -152,13 +151,11 @@ _IDLE = "--{} has no effect: nothing is recomputed"
 
 
 def recompute(request: Request) -> Translated:
-    """ERNIEKit's and Megatron's `recompute_*`, fms-fsdp's activation checkpointing.
+    """ERNIEKit's and Megatron's `recompute_*`.
 
     Raises:
-        ArgumentError: Parts of a layer, or a share of the layers, that cannot be chosen.
+        ArgumentError: Parts of a layer that cannot be chosen.
     """
-    if request.text("fsdp_activation_checkpointing", "selective_checkpointing") is not None:
-        return _share_of_blocks(request)
     if not _wanted(request):
         idle = [_IDLE.format(name) for name in _DETAILS if request.flag(name)]
         switched_off = request.text("recompute", "recompute_granularity") is not None
@@ -211,21 +208,3 @@ def _how(request: Request) -> NamedValues:
     if request.flag("recompute_use_reentrant"):
         given.append(("gradient_checkpointing_kwargs", [json.dumps({"use_reentrant": True})]))
     return given
-
-
-def _share_of_blocks(request: Request) -> Translated:
-    """fms-fsdp: 1 is every block, 1/2 every second; both sides choose the blocks in the same way."""
-    text = request.text("selective_checkpointing") or "1"
-    try:
-        # As `recomputation.share_of`, with the name of fms-fsdp's argument in the message.
-        share = Fraction(text).limit_denominator(1000)
-    except (ValueError, ZeroDivisionError) as error:
-        raise cannot("selective_checkpointing", text, "give a share such as 1/3, up to 1") from error
-    if request.flag("fsdp_activation_checkpointing") is False or share == 0:
-        return made(gradient_checkpointing="False")
-    if request.text("fsdp_activation_checkpointing") is None:
-        return made("--selective_checkpointing has no effect without --fsdp_activation_checkpointing")
-    if not 0 < share <= 1:
-        raise cannot("selective_checkpointing", text, "give a share such as 1/3, up to 1")
-    layers = {} if share == 1 else {"activation_checkpointing_layers": str(share)}
-    return made(gradient_checkpointing="True", **layers)

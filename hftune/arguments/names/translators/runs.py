@@ -92,25 +92,6 @@ def sft_model(request: Request) -> Translated:
     return made(said, model_name_or_path=path, rl_algorithm="rloo")
 
 
-def tensor_sequences(request: Request) -> Translated:
-    """Megatron's and ERNIEKit's `sequence_parallel` acts with tensor parallelism only.
-
-    Raises:
-        ArgumentError: It was not said that there is none: a user may expect sequences to be shared.
-    """
-    if not request.flag("sequence_parallel"):
-        return made()
-    # Without tensor parallelism Megatron switches it off by itself.
-    if request.other("tensor_parallel_size") == "1":
-        return made("--sequence_parallel has no effect: it only acts with tensor parallelism")
-    raise cannot(
-        "sequence_parallel",
-        "True",
-        "it shares norms and dropout under Megatron's tensor parallelism, which AutoTP does not; remove it (numbers "
-        "are the same), and to share long rows use --sequence_parallel_size; ZeRO-3 shares weights",
-    )
-
-
 # Each keeps the optimizer's states out, so each turns resuming into a warm start.
 _WITHOUT_OPTIMIZER = ("no_load_optim", "ignore_load_lr_and_optim", "finetune")
 

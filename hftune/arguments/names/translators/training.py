@@ -181,21 +181,6 @@ def _accumulation(request: Request, total: int, micro: str | None) -> int:
     return total // rows
 
 
-def evaluation_length(request: Request) -> Translated:
-    """`max_evaluate_steps` and `eval_iters`, batches of an evaluation: as many held-out records as they hold."""
-    name = next(iter(request.given))
-    steps = int(request.number(name))
-    if steps <= 0:
-        return made()
-    if request.other("max_eval_samples") is not None:
-        return made(f"--{name} has no effect next to --max_eval_samples")
-    # transformers' default, which holds where nothing else was given.
-    size = int(number("per_device_eval_batch_size", request.other("per_device_eval_batch_size") or "8"))
-    records = steps * size * _groups(request)
-    said = f"--{name} {steps}: {records} held-out records at most ({_groups(request)} processes, batches of {size})"
-    return made(said, max_eval_samples=str(records))
-
-
 def held_out_share(request: Request) -> Translated:
     """`split_dataset_ratio`, `val_size` 0.01: one record of a hundred is held out."""
     name = next(iter(request.given))

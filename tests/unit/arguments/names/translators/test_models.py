@@ -136,11 +136,6 @@ def some(parts: str, **more: str) -> dict[str, str]:
         ("recompute_granularity=selective", some("attention")),
         ("recompute_granularity=selective recompute_modules=core_attn,moe", some("attention,mlp")),
         ("recompute_granularity=none", OFF),
-        ("fsdp_activation_checkpointing=True", ON),
-        ("fsdp_activation_checkpointing=True selective_checkpointing=1/3", ON | {LAYERS: "1/3"}),
-        ("fsdp_activation_checkpointing=True selective_checkpointing=0.5", ON | {LAYERS: "1/2"}),
-        ("fsdp_activation_checkpointing=False selective_checkpointing=1/2", OFF),
-        ("fsdp_activation_checkpointing=True selective_checkpointing=0", OFF),
     ],
 )
 def test_what_is_recomputed(command: str, expected: dict[str, str]) -> None:
@@ -153,8 +148,6 @@ def test_what_is_recomputed(command: str, expected: dict[str, str]) -> None:
         ("recompute_granularity=selective recompute_modules=core_attn,layernorm", "layernorm"),
         ("recompute_granularity=full recompute_method=ring", "ring"),
         ("recompute recompute_granularity=half", "half"),
-        ("fsdp_activation_checkpointing selective_checkpointing=3", "3"),
-        ("fsdp_activation_checkpointing selective_checkpointing=some", "some"),
     ],
 )
 def test_what_cannot_be_recomputed(command: str, said: str) -> None:

@@ -13,17 +13,13 @@ from tests.unit.arguments.names.translators.questions import ask, translated
 from tests.unit.models.kernels.test_divergences import expected
 
 
-def test_stages_and_tensor_parallelism() -> None:
+def test_stages() -> None:
     assert runs.stage(ask("stage=SFT")).given == []
     with pytest.raises(ArgumentError, match=r"that is run_dpo\.py"):
         runs.stage(ask("stage=DPO"))
     with pytest.raises(ArgumentError, match="the scripts are"):
         runs.stage(ask("stage=VL-SFT"))
     assert runs.any_language_model(ask("task_type=causal_lm", stage="dpo")).given == []
-    assert "no effect" in runs.tensor_sequences(ask("sequence_parallel=True", "tensor_parallel_size=1")).notices[0]
-    for others in ("", "tensor_parallel_size=2"):
-        with pytest.raises(ArgumentError, match="ZeRO-3"):
-            runs.tensor_sequences(ask("sequence_parallel=True", others))
 
 
 @pytest.mark.parametrize(

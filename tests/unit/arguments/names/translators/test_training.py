@@ -75,15 +75,6 @@ def test_an_own_batch_size_counts_and_rl_keeps_its_evaluation() -> None:
     assert translated(training.batches, ask("micro_batch_size=2", stage="rl")) == {"per_device_train_batch_size": "2"}
 
 
-def test_lengths_of_evaluations() -> None:
-    """10 batches of 4 on 2 processes are 80 records; -1 is all of them."""
-    question = ask("max_evaluate_steps=10", "per_device_eval_batch_size=4", world=2)
-    assert translated(training.evaluation_length, question) == {"max_eval_samples": "80"}
-    assert translated(training.evaluation_length, ask("eval_iters=-1")) == {}
-    both = training.evaluation_length(ask("eval_iters=10", "max_eval_samples=7"))
-    assert not both.given and "no effect" in both.notices[0]
-
-
 def test_mixing_and_what_is_trained() -> None:
     assert translated(training.interleaved, ask("interleave_prob=0.3,0.7")) == {
         "train_dataset_prob": "0.3,0.7",

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from hftune.arguments.model import HubFields
-from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE
 from hftune.arguments.option import option
 from hftune.arguments.parser import HftuneParser
-from hftune.errors import ArgumentError
 
 
 @dataclass
@@ -87,13 +85,6 @@ class MergeParser(HftuneParser):
             other = [f"--{alias}" for alias, name in MERGE_ALIASES.items() if name == action.dest]
             action.help = f"{action.help} Also {', '.join(other)}." if other else action.help
         self.switches |= {"verify"}
-
-    def unknown(self, name: str, place: str) -> ArgumentError:
-        """Overrides `HftuneParser.unknown`: a name of training is known, and has no place here."""
-        if name not in table() or name in self.known:
-            return super().unknown(name, place)
-        fix = f"leave it out: a merge takes the adapter's tokenizer and template; `hftune explain {name}`"
-        return ArgumentError(f"--{name} is no argument of a merge", place=place, fix=fix)
 
 
 def parse_merge_arguments(argv: list[str] | None = None) -> MergeArguments:

@@ -62,7 +62,7 @@ class HftuneParser(TrlParser):
         self.done_by_hftune = done_by_hftune(stage)
         for name in (f.name for cls in self.dataclass_types for f in fields(cls) if get_origin(f.type) is dict):
             self.known[name].type = _json_object  # `dict` itself takes no string
-        for name in self.known.keys() & set(JSON_OBJECTS):
+        for name in self.known.keys() & JSON_OBJECTS:
             self.known[name].type = _json_object
         for name, choices in choices_of(stage, self.known).items():
             if self.known[name].choices is None:

@@ -72,15 +72,6 @@ RANGES = {
 }
 """By the name of a field, which means the same in every class that has it."""
 
-FIXES = {
-    "score_difference_scale": "give a number above 0, or --score_difference none",
-    "max_steps": "leave it out for whole epochs (--num_train_epochs); --do_eval alone evaluates without training",
-    "num_train_epochs": "give the passes over the data, or --max_steps; --do_eval alone evaluates without training",
-    "max_train_samples": "leave it out for all records; --do_eval alone evaluates without training",
-    "max_eval_samples": "leave it out for all records; without --validation_file_dir none are held out",
-}
-"""Ways out where a number of a name is beyond its range."""
-
 
 def misfit(name: str, value: object) -> str | None:
     """What numbers an argument takes, where this value is another one; words, such as `auto`, are left alone."""
@@ -90,38 +81,34 @@ def misfit(name: str, value: object) -> str | None:
 
 
 _FIELDS = read_table(__package__, "fields.csv")
-REMOVED = {row["name"]: row["says"] for row in _FIELDS if row["kind"] == "removed"}
+
+
+def _of_kind(kind: str, *stages: str) -> dict[str, str]:
+    """What the rows of a kind say of names, for some stages or for all."""
+    rows = [row for row in _FIELDS if row["kind"] == kind]
+    return {row["name"]: row["says"] for row in rows if not row["stages"] or {*stages} & {*row["stages"].split()}}
+
+
+REMOVED = _of_kind("removed")
 """Arguments that there were, and what stands in their place."""
+FIXES = _of_kind("fix")
+"""Ways out where a number of a name is beyond its range."""
+JOINED = _of_kind("joined")
+"""What stands between several values of a name, which become one text."""
+JSON_OBJECTS = {*_of_kind("object")}
+"""Texts that upstream takes for an object of JSON if they begin like one."""
 
 
 def done_by_hftune(stage: str) -> dict[str, str]:
     """The fields of a stage's trainer that are refused, and why; those of the stage that it is based on as well."""
-    return _of_stage("done", stage)
-
-
-def _of_stage(kind: str, stage: str) -> dict[str, str]:
-    stages = {base_stage(stage), stage}
-    rows = [row for row in _FIELDS if row["kind"] == kind]
-    return {row["name"]: row["says"] for row in rows if not row["stages"] or stages & {*row["stages"].split()}}
-
-
-JSON_OBJECTS = ("generation_kwargs", "transformers_continuous_batching_config")
-"""Texts that upstream takes for an object of JSON if they begin like one."""
+    return _of_kind("done", base_stage(stage), stage)
 
 
 def choices_of(stage: str, names: Container[str]) -> dict[str, tuple[str, ...]]:
     """The words that these arguments of a stage take; none for others."""
-    found = {name: tuple(words.split()) for name, words in _of_stage("choices", stage).items()}
+    found = {name: tuple(words.split()) for name, words in _of_kind("choices", stage).items()}
     if "torch_compile_backend" in names:
         from accelerate.utils import DynamoBackend  # brings torch, which a merge reads its arguments without
 
         found["torch_compile_backend"] = tuple(one.value.lower() for one in DynamoBackend)
     return {name: choices for name, choices in found.items() if name in names}
-
-
-# Several values of one name, also from a list in a YAML file, become one text with this between them.
-JOINED: dict[str, str] = {
-    **dict.fromkeys(("train_file_dir", "validation_file_dir", "train_dataset_prob", "datasets", "weights"), ","),
-    **dict.fromkeys(("add_tokens", "add_special_tokens", "peft_path", "peft_model_path", "adapter_weights"), ","),
-    "columns": " ",
-}

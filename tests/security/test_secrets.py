@@ -27,9 +27,6 @@ from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice, notices
 from hftune.publishing.folder import write_page
 from hftune.secrets import to_copy
-from hftune.tools.doctor.findings import Finding, render, to_json
-from hftune.tools.doctor.machine import check_variables
-from hftune.tools.pipeline.runner import Screen
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import steps_of
 from hftune.tools.reporting.page import write_pages
@@ -190,27 +187,14 @@ def _command(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> st
     return to_copy({"A": text}, ["python", "run.py", "--name", text, f"--b={text}"])
 
 
-def _screen(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
-    Screen().say(f"step {text}")
-    return capture.readouterr().out
-
-
 def _page(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
     write_page(folder / "report.md", f"# {text}\n")
     return (folder / "report.md").read_text()
 
 
-def _doctor(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
-    found = [
-        *check_variables({"PYTORCH_X": text, "HF_ENDPOINT": f"https://me:{text}@hub"}),
-        Finding("a", text, fix=text),
-    ]
-    return render(found) + to_json(found)
-
-
 WAYS_OUT = (
     *(_manifest, _notice, _logged, _refused, _traceback, _thread),
-    *(_lines_of_a_report, _command, _screen, _page, _doctor),
+    *(_lines_of_a_report, _command, _page),
 )
 
 

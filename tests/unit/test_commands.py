@@ -19,7 +19,7 @@ from tests.documents import PAGES, ROOT, SHELL, Block, blocks, commands
 
 LAUNCHERS = ("deepspeed", "torchrun", "srun", "python")
 PROGRAMS = {
-    *(
+    *[
         "source",
         "export",
         "pip",
@@ -35,7 +35,7 @@ PROGRAMS = {
         "python3",
         "cp",
         "docker",
-    )
+    ]
 }
 """Programs of the system, which no test of this project can know."""
 WORKERS = {

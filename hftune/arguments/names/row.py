@@ -80,20 +80,13 @@ Translation = Callable[[Request], Translated]
 
 @dataclass(frozen=True)
 class Row:
-    """One name.
+    """One name; the fields are the columns of `names.csv`, which `table.py` tells.
 
     Args:
-        name: As the other tool spells it.
-        does: What it does there, in a few words.
-        verdict: `WORKS`, `ALIAS`, `NO_EFFECT` or `REFUSED`.
         to: The counterpart in hftune: a name, or one for each stage that has one; in words where there are several.
-        because: Why it has no effect, or it or some of its values are refused, and what to use instead.
         harmless: Values, in lower case, that ask for what happens anyway: accepted, and said unless they mean "off".
         translation: Where values change as well; rows with the same function are translated together.
-        example: A typical value, for the test that walks the table; empty for a switch.
         expect: What `example` becomes: arguments and values as they reach the parser.
-        stages: Scripts that the example fits; empty: all that train.
-        topic: A key of `table.TOPICS`.
     """
 
     name: str

@@ -9,7 +9,6 @@ import pytest
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.merging import parse_merge_arguments
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.ranges import done_by_hftune
 from hftune.arguments.stages import stage_parser
@@ -69,12 +68,6 @@ def test_what_hftune_does_itself_is_refused_not_dropped(stage: str) -> None:
             parser.translate([f"--{name}", "1", *OUT])
         assert reason in str(caught.value)
     assert parser.translate(["--dataset_kwargs", "no", "--ddp_static_graph", "False"])[-1].values == ["False"]
-
-
-def test_both_generations_of_merge_names() -> None:
-    older = parse_merge_arguments(["--base_model", "b", "--lora_model", "a", "--output_dir", "o"])
-    newer = parse_merge_arguments(["--base_model_name_or_path", "b", "--peft_model_path", "a", "--output_dir", "o"])
-    assert older == newer
 
 
 def data_of(*argv: str) -> DataArguments:

@@ -12,76 +12,7 @@ from hftune.arguments.names.translate import Entry
 from hftune.arguments.raw_arguments import COMMAND_LINE
 from hftune.arguments.stages import stage_parser
 
-# Keys and values as ERNIEKit's examples for SFT with LoRA have them.
-ERNIE_YAML = """
-train_dataset_type: "erniekit"
-eval_dataset_type: "erniekit"
-train_dataset_path: "./sft-train.jsonl"
-train_dataset_prob: "1.0"
-eval_dataset_path: "./sft-eval.jsonl"
-eval_dataset_prob: "1.0"
-max_seq_len: 8192
-num_samples_each_epoch: 6000000
-model_name_or_path: m
-moe_group: mp
-fine_tuning: LoRA
-lora_rank: 32
-lora_alpha: 128
-rslora: True
-lora_path: null
-fuse_rope: True
-use_sparse_head_and_loss_fn: True
-stage: SFT
-seed: 23
-do_train: True
-do_eval: True
-distributed_dataloader: False
-dataloader_num_workers: 1
-batch_size: 1
-num_train_epochs: 1
-max_steps: 100
-max_evaluate_steps: 10000
-eval_steps: 100
-evaluation_strategy: steps
-save_steps: 100
-save_strategy: steps
-logging_steps: 1
-release_grads: True
-gradient_accumulation_steps: 8
-logging_dir: ./vdl_log
-output_dir: ./output
-disable_tqdm: True
-warmup_steps: 20
-learning_rate: 1.0e-4
-lr_scheduler_type: cosine
-weight_decay: 0.01
-adam_epsilon: 1.0e-8
-adam_beta1: 0.9
-adam_beta2: 0.95
-optim: adamw_custom
-offload_optim: True
-tensor_parallel_degree: 1
-tensor_parallel_config: "sync_param sync_grad sync_moment"
-pipeline_parallel_degree: 1
-sharding_parallel_degree: 1
-sharding: stage1
-sequence_parallel: True
-pp_seg_method: [0, 29, 57]
-pipeline_parallel_config: disable_partial_send_recv enable_clear_every_step_cache
-recompute: False
-recompute_use_reentrant: True
-compute_type: bf16
-fp16_opt_level: O2
-disable_ckpt_quant: True
-amp_master_grad: True
-amp_custom_white_list:
-  - lookup_table
-  - matmul
-amp_custom_black_list:
-  - reduce_sum
-unified_checkpoint: True
-unified_checkpoint_config: ignore_merge_optimizer
-"""
+ERNIE_YAML = (Path(__file__).parents[1] / "lists" / "erniekit.yaml").read_text(encoding="utf-8")
 
 
 def test_a_yaml_file_of_erniekit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,40 +17,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
+from hftune.tables import read_table
+
 MASK = "***"
 SHORTEST = 8
 """Characters. A shorter value is masked at its own place only: it would be found by chance everywhere."""
 _LONG = 20
-# Values of variables that are named like secrets and hold settings; searching for "disabled" would mask half a log.
-_COMMON = {"disabled", "enabled", "password", "changeme", "required", "optional", "localhost", "anonymous", "undefined"}
+# By what they say of a name: `secret_words.csv` tells.
+_COMMON, _ENDS, _TEXT_TOKENS, _OWNERS, _MAYBE = (
+    tuple(row["words"].split()) for row in read_table(__package__, "secret_words.csv")
+)
 
 # --- names ---
 
-_ENDS = (
-    *("secret", "secrets", "password", "passwords", "passwd", "passphrase", "passcode", "apikey", "apikeys"),
-    *("credential", "credentials", "sshpass"),
-)
-# Words before `token` with which it is a piece of text, as in `pad_token`.
-_TEXT_TOKENS = {
-    *("pad", "eos", "bos", "bol", "eol", "unk", "sep", "cls", "mask", "sys", "system", "user", "assistant", "image"),
-    *("video", "audio", "img", "start", "end", "stop", "turn", "think", "step", "special", "new", "add", "first"),
-    *("last", "next", "per", "each", "a", "boi", "eoi", "eot", "sot", "fim", "prefix", "suffix", "separator", "tool"),
-    *("out", "one", "decoder", "multi", "target", "context", "placeholder", "str", "text", "split", "word", "sub"),
-    *("max", "min", "num"),
-}
-# Words before `key` with which it opens something; a `prompt_key` or `tag_key` names a field.
-_OWNERS = (
-    *("api", "access", "secret", "private", "auth", "ssh", "encryption", "signing", "account", "storage", "service"),
-    *("subscription", "openai", "anthropic", "hf", "hub", "huggingface", "wandb", "comet", "aws", "azure", "gcp"),
-    *("google", "gemini", "swanlab", "mlflow", "neptune", "clearml", "cohere", "mistral", "groq", "deepseek"),
-    *("dashscope", "openrouter", "together", "fireworks", "replicate", "judge"),
-)
 _GLUED = re.compile(
     rf"(?:(?:{'|'.join(_OWNERS)})keys?|(?:api|access|auth|hub|hf|bearer|session|refresh)tokens?|accesskeyid|"
     r"connectionstring|connstr)$"
 )
-# Last words of variables whose values are secrets if they look like it (`SMTP_AUTH=plain` is none).
-_MAYBE = {"key", "pass", "pat", "pw", "pwd", "sas", "dsn", "auth", "jwt", "bearer", "cookie", "creds"}
 
 # --- forms in a text ---
 

@@ -14,7 +14,7 @@ from hftune.arguments.stages import stage_parser
 from hftune.cli import COMMANDS
 from hftune.tools.completing.scripts import _FLAGS, _WORDS, script, whole_command
 
-ARGUMENTS = {name: each.arguments for name, each in COMMANDS.items()}
+ARGUMENTS = {name: row["arguments"] for name, row in COMMANDS.items()}
 
 
 @functools.cache
@@ -81,7 +81,7 @@ def test_scripts(shell: str) -> None:
 
 @pytest.mark.parametrize("command", sorted({*_FLAGS, *_WORDS} - {"completion"}))
 def test_words_and_flags_are_those_of_the_tool(command: str) -> None:
-    module = import_module(COMMANDS[command].run.partition(":")[0])
+    module = import_module(COMMANDS[command]["run"].partition(":")[0])
     room = Path(str(module.__file__)).parent
     said = "".join(file.read_text() for file in room.glob("*.py"))
     assert [flag for flag in _FLAGS.get(command, ()) if f"{flag}" not in said] == []

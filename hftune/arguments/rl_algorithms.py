@@ -139,7 +139,7 @@ class _Loop(trl.RLOOConfig):
         one_step = self.per_device_train_batch_size * self.world_size
         refuse(__package__, "answers", self, SimpleNamespace(one_step=one_step))
         # One of the two ways to say how many micro batches answers are made for, or neither.
-        asked, size = self.steps_per_generation, self.generation_batch_size
+        asked, size = vars(self)["steps_per_generation"], vars(self)["generation_batch_size"]
         self.steps_per_generation = size // one_step if size else asked or self.gradient_accumulation_steps
         self.generation_batch_size = one_step * self.steps_per_generation
         refuse(__package__, "groups", self)

@@ -16,10 +16,9 @@ from hftune.errors import ArgumentError, ManifestError
 from hftune.path_hints import path_hint
 from hftune.secrets import redact
 from hftune.tools.reporting.page import spark
-from hftune.tools.reporting.progress import with_speed
 from hftune.tools.reporting.runs import FINISHED, RUNNING, SILENT, Runs, Watched
 from hftune.tools.reporting.stages import curves_of
-from hftune.tools.reporting.svg import short
+from hftune.tools.reporting.tables import format_cell
 from hftune.tools.words import Words, number
 from hftune.visible import clock, say, visible
 
@@ -48,10 +47,11 @@ def _details(run: Watched) -> Iterator[str]:
         return
     if run.state == SILENT:
         yield f"nothing was written for {clock(run.quiet())}: it was killed, or waits"
-    for title, curves in curves_of(with_speed(run.log.lines)).items():
+    for title, curves in curves_of(run.log.lines).items():
         for label, points in curves.items():
             name = title if len(curves) == 1 else f"{title}, {label}"
-            yield f"{name:<26} {spark(points)}  {short(points[1][0])} → {short(points[1][-1])}"
+            first, last = (format_cell(float(points[1][at])) for at in (0, -1))
+            yield f"{name:<26} {spark(points)}  {first} → {last}"
     if saved := run.checkpoints():
         yield f"checkpoints: {', '.join(map(str, saved[-6:]))}"
     if run.state not in (RUNNING, FINISHED):

@@ -84,34 +84,29 @@ def bucket(config: DsConfig | None, name: str, auto: int, default: int = _BUCKET
 
 def buffers(size: ModelSize, setup: Setup, config: DsConfig | None, largest: Largest) -> Buffers:
     """The buffers of DistributedDataParallel, or of a ZeRO stage (DeepSpeed 0.19)."""
-    kept = setup.kept_bytes
+    kept, zero = setup.kept_bytes, zero_block(config)
     if not setup.deepspeed:
         # DistributedDataParallel copies gradients into buckets of its own (`gradient_as_bucket_view` is off).
         return Buffers(standing=size.trained * setup.gradient_bytes if setup.processes > 1 else 0.0)
-    if setup.zero_stage == 3:
-        return _stage_3(size, setup, config, largest, kept)
     if setup.zero_stage == 0:
         # Stage 0 reduces gradients through one flat copy of at most a bucket.
         return Buffers(standing=min(_BUCKET, size.trained) * kept)
-    return _stages_1_and_2(size, setup, config, largest, kept)
-
-
-def _stages_1_and_2(size: ModelSize, setup: Setup, config: DsConfig | None, largest: Largest, kept: float) -> Buffers:
-    zero = zero_block(config)
+    # The optimizer's share of the gradients becomes float32 when it runs.
+    share = size.trained * setup.copy_bytes / setup.processes
+    step = 0.0 if setup.offload_optimizer else share
+    if setup.zero_stage == 3:
+        return _stage_3(size, setup, config, largest, step)
     reduced = bucket(config, "reduce_bucket_size", largest.hidden**2)
     # `setup_buckets` allocates them whole, however few parameters there are.
     # With `overlap_comm` one bucket fills while the other is on its way.
     doubled = 2 if zero.get("overlap_comm", False) else 1
     standing = reduced * kept * doubled if zero.get("contiguous_gradients", True) else 0.0
-    # The optimizer's share of the gradients becomes float32 when it runs.
-    step = 0.0 if setup.offload_optimizer else size.trained * setup.copy_bytes / setup.processes
     # Offloaded gradients reach the CPU optimizer through pinned memory.
-    pinned = size.trained * setup.copy_bytes / setup.processes if setup.offload_optimizer else 0.0
-    return Buffers(standing=standing, step=step, pinned=pinned)
+    return Buffers(standing=standing, step=step, pinned=share if setup.offload_optimizer else 0.0)
 
 
-def _stage_3(size: ModelSize, setup: Setup, config: DsConfig | None, largest: Largest, kept: float) -> Buffers:
-    hidden = largest.hidden
+def _stage_3(size: ModelSize, setup: Setup, config: DsConfig | None, largest: Largest, step: float) -> Buffers:
+    hidden, kept = largest.hidden, setup.kept_bytes
     reduced = bucket(config, "reduce_bucket_size", hidden**2)
     # "auto" after transformers 5.23 (`integrations/deepspeed.py`), defaults after DeepSpeed's `zero/config.py`.
     prefetched = bucket(config, "stage3_prefetch_bucket_size", int(0.9 * hidden**2), 50_000_000)
@@ -119,15 +114,13 @@ def _stage_3(size: ModelSize, setup: Setup, config: DsConfig | None, largest: La
     # The module at work is gathered whatever the bound; what is fetched ahead of it keeps to the bound.
     needed = max(largest.layer, largest.module)
     gathered = min(max(live, needed), needed + prefetched, size.weights + size.adapter)
-    step = 0.0 if setup.offload_optimizer else size.trained * setup.copy_bytes / setup.processes
     pinned = 0.0
     if setup.on_disk:
         # Weights on NVMe pass through pinned buffers of 16 bit; 5 and 10^8 are DeepSpeed's defaults
         # (`offload_config.py`). The block is wrapped because `bucket` looks into a `zero_optimization`.
         block = zero_block(config).get("offload_param") or {}
-        pinned = (
-            int(block.get("buffer_count", 5)) * bucket({"zero_optimization": block}, "buffer_size", 10**8, 10**8) * 2.0
-        )
+        numbers = bucket({"zero_optimization": block}, "buffer_size", 10**8, 10**8)
+        pinned = int(block.get("buffer_count", 5)) * numbers * 2.0
     # A second of the reducing bucket: what is scattered is laid out by receivers first.
     return Buffers(2 * reduced * kept, gathered * kept, step, pinned)
 

@@ -14,9 +14,9 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from hftune.errors import ArgumentError
@@ -30,7 +30,7 @@ from hftune.visible import say
 
 _STYLE = base64.b64encode(hashlib.sha256(CSS.encode()).digest()).decode()
 HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_STYLE}'; img-src data:; form-action 'none'; "
+    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_STYLE}'; img-src data:; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -42,12 +42,8 @@ _SECONDS = 30
 """Of a client that says nothing."""
 
 
-class Answer(NamedTuple):
-    """What is sent."""
-
-    status: int
-    kind: str
-    text: str
+Answer = tuple[int, str]
+"""Status, and a page; of any status but 200 a line of text."""
 
 
 class Board:
@@ -69,26 +65,24 @@ class Board:
             host: What the client says that it asks.
         """
         if _hostname(host) not in LOCAL:
-            return _told(403, "this server is asked for by another name than its own")
+            return 403, "this server is asked for by another name than its own"
         path, _, query = address.partition("?")
         _, token, place = [*path.split("/", 2), "", ""][:3]
         if not hmac.compare_digest(token.encode(errors="replace"), self.token.encode()):
-            return _told(404, "there is nothing here; `hftune board` has printed the address")
+            return 404, "there is nothing here; `hftune board` has printed the address"
         try:
             # What was read of the runs is shared, and read on.
             with self._lock:
-                return Answer(200, "text/html", redact(self._page(place, parse_qs(query).get("run", []))))
+                return 200, redact(self._page(place, parse_qs(query).get("run", [])))
         except LookupError:
-            return _told(404, "there is no such run here any more")
+            return 404, "there is no such run here any more"
         except Exception as error:
             get_logger().error("a request failed", exc_info=error)
-            return _told(500, "this failed; the terminal of `hftune board` says why")
+            return 500, "this failed; the terminal of `hftune board` says why"
 
     def _page(self, place: str, runs: list[str]) -> str:
-        if place == "":
-            return self.pages.overview(runs)
-        if place == "compare":
-            return self.pages.compare(runs)
+        if place in ("", "compare"):
+            return self.pages.compare(runs) if place else self.pages.overview()
         kind, _, number = place.partition("/")
         if kind != "run":
             raise LookupError(place)
@@ -107,8 +101,9 @@ def serve(board: Board, listening: socket.socket, ready: Callable[[], None]) -> 
         error_message_format, error_content_type = "%(message)s\n", "text/plain"
 
         def do_GET(self) -> None:
-            status, kind, text = board.answer(self.path, self.headers.get("Host", ""))
+            status, text = board.answer(self.path, self.headers.get("Host", ""))
             body = text.encode(errors="replace")
+            kind = "text/html" if status == HTTPStatus.OK else "text/plain"
             with suppress(OSError):  # nobody waits for it any more
                 self.send_response(status)
                 sizes = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}
@@ -132,10 +127,6 @@ def serve(board: Board, listening: socket.socket, ready: Callable[[], None]) -> 
         server.serve_forever()
     finally:
         server.server_close()
-
-
-def _told(status: int, text: str) -> Answer:
-    return Answer(status, "text/plain", text)
 
 
 def _hostname(host: str) -> str | None:
@@ -171,8 +162,6 @@ def board(argv: list[str]) -> None:
     words.add_argument("--port", type=number(int, 0, 65535), default=PORT)
     given = words.parse_args(argv)
     _check_folders(given.folders)
-    from hftune.tools.board.app import Board, serve
-
     folders = [Path(word) for word in given.folders] or [Path("outputs" if Path("outputs").is_dir() else ".")]
     token = secrets.token_urlsafe(24)
     with closing(bound("127.0.0.1", given.port)) as listening:

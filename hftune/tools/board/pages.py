@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -15,7 +13,6 @@ from hftune.errors import ManifestError
 from hftune.opening.files import MIB
 from hftune.tools.reporting.page import CSS as REPORT
 from hftune.tools.reporting.page import as_html, environment, part
-from hftune.tools.reporting.progress import with_speed
 from hftune.tools.reporting.runs import FINISHED, RUNNING, Runs, Watched
 from hftune.tools.reporting.stages import SHAPES, Points, Stage, curves_of, read_texts
 from hftune.tools.reporting.svg import chart
@@ -29,7 +26,7 @@ header a{color:inherit;text-decoration:none}
 .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,320px),1fr));gap:12px}
 .card{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px;min-width:0}
 .card h3{display:flex;flex-wrap:wrap;gap:8px;margin:0;overflow-wrap:anywhere}
-.state,.button{font-size:.8rem;border:1px solid var(--rule);border-radius:99px;padding:1px 9px;font-weight:400}
+.state,button{font-size:.8rem;border:1px solid var(--rule);border-radius:99px;padding:1px 9px;font-weight:400}
 .state.running{border-color:var(--c2)}.state.silent,.state.stopped,.state.unreadable,.fault{border-color:var(--c1)}
 .fault{color:var(--c1)}progress{display:block;width:100%;height:8px}
 """
@@ -46,20 +43,13 @@ def number(place: Path) -> str:
     return hashlib.sha256(str(place).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class _Card:
-    """A run on a page.
-
-    Args:
-        chart: HTML; empty for none.
-        others: The runs that are to be compared once this one is chosen, or is not any more.
-    """
+class _Card(NamedTuple):
+    """A run on a page; `chart` is HTML, empty for none."""
 
     run: Watched
     id: str
     name: str
-    chart: str = ""
-    others: tuple[str, ...] = ()
+    chart: Markup
 
 
 class Pages:
@@ -72,16 +62,15 @@ class Pages:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._runs = Runs(folders)
 
-    def overview(self, asked: Sequence[str]) -> str:
+    def overview(self) -> str:
         """The first page: every run, the one that was written last first."""
         runs = self._read()
-        ticked = [number(run.folder) for run in runs if number(run.folder) in asked][:_COMPARED]
         trained = [run for run in runs if run.log.lines or run.state != FINISHED]
-        cards = [self._card(run, ticked, drawn=place < _DRAWN) for place, run in enumerate(trained)]
+        cards = [self._card(run, drawn=place < _DRAWN) for place, run in enumerate(trained)]
         # Merged models and answers have no curve, and nothing in them changes.
         further = [self._card(run) for run in runs if run not in trained]
-        more: dict[str, Any] = {"cards": cards, "further": further, "ticked": ticked, "tops": self._runs.tops}
-        return _page("hftune board", again=any(run.state != FINISHED for run in trained), **more)
+        again = any(run.state != FINISHED for run in trained)
+        return _page("hftune board", again=again, cards=cards, further=further, tops=self._runs.tops)
 
     def run(self, asked: str) -> str:
         """The page of a run.
@@ -100,7 +89,7 @@ class Pages:
             again=one.state == RUNNING,
             run=one,
             origin=_read(lambda: part("origin", stage)),
-            charts=part("figures", _curves(one)),
+            charts=part("figures", curves_of(one.log.lines)),
             saved=one.checkpoints()[-12:],
             words=one.last_words(20) if quiet else ("", []),
             # A link may lead out of the folder: nothing behind it is read.
@@ -108,19 +97,20 @@ class Pages:
         )
 
     def compare(self, asked: Sequence[str]) -> str:
-        """Curves of several runs over each other, and what differs between them."""
-        runs = [self._card(run) for run in self._read() if number(run.folder) in asked][:_COMPARED]
+        """Curves of several runs over each other, and what differs between them; and a form that asks for others."""
+        every = [self._card(run) for run in self._read()]
+        runs = [one for one in every if one.id in asked][:_COMPARED]
         over: dict[str, dict[str, Points]] = {}
         for one in runs:
-            for title, curves in _curves(one.run).items():
+            for title, curves in curves_of(one.run.log.lines).items():
                 for label, points in curves.items():
                     # A figure for each curve of a run: training and held-out losses of six runs would be twelve lines.
                     name = f"{title}, {label}" if title in ("Loss", "Reward", "Reward margin", "Accuracy") else title
                     # All of them from the start, so that a run has one colour in all figures.
                     over.setdefault(name, {other.name: ([], []) for other in runs})[one.name] = points
         tables = _read(lambda: as_html("").join(part("table", one) for one in _differences(runs) if one.rows))
-        again = any(one.run.state == RUNNING for one in runs)
-        return _page("compared", again=again, runs=runs, charts=part("figures", over), tables=tables)
+        # Not loaded again by itself: that would take away what is being chosen.
+        return _page("compared", every=every, runs=runs, charts=part("figures", over), tables=tables)
 
     def _read(self) -> list[Watched]:
         return self._runs.read()[::-1]
@@ -130,25 +120,18 @@ class Pages:
         alone = len(self._runs.tops) == 1 or run.folder == run.top
         return run.name if alone else f"{run.top.name}/{run.name}"
 
-    def _card(self, run: Watched, ticked: Sequence[str] = (), *, drawn: bool = False) -> _Card:
-        key = number(run.folder)
+    def _card(self, run: Watched, *, drawn: bool = False) -> _Card:
         curves = curves_of(run.log.lines) if drawn else {}
         # In RL the loss says little.
         title = next((name for name in ("Reward", "Loss") if name in curves), "")
         picture = f"<small>{title}</small>{chart(curves[title], title)}" if title else ""
-        others = [one for one in ticked if one != key] if key in ticked else [*ticked, key]
-        return _Card(run, key, self._name(run), as_html(picture), tuple(others))
+        return _Card(run, number(run.folder), self._name(run), as_html(picture))
 
 
-def _page(title: str, *, again: bool, first: str = "./", **parts: Any) -> str:
+def _page(title: str, *, again: bool = False, first: str = "./", **parts: Any) -> str:
     """A page; one that changes is loaded again by the browser."""
-    query = {"query": lambda runs: urlencode([("run", one) for one in runs])}
     template = environment().get_template("board/board.html")
-    return template.render(title=title, again=again, first=first, css=as_html(CSS), **query, **parts)
-
-
-def _curves(run: Watched) -> dict[str, dict[str, Points]]:
-    return curves_of(with_speed(run.log.lines))
+    return template.render(title=title, again=again, first=first, css=as_html(CSS), **parts)
 
 
 def _with_texts(stage: Stage) -> Stage:

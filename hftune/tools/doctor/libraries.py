@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from hftune import child_processes
-from hftune.compat.checking import CHANGED, LOOKED_AT
+from hftune.compat.checking import CHANGED, LOOKED_AT, installed
 from hftune.tools.doctor.findings import NOTE, WRONG, Finding
 
 TOPIC = "libraries"
@@ -37,24 +35,11 @@ PREPARE = "from hftune.distributed.launch import prepare_environment; prepare_en
 CHECK_SYMBOLS = "from hftune.compat.checking import main; main()"
 
 
-def installed(name: str) -> str | None:
-    """The version of a distribution, or None."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def own_requirements() -> tuple[str, list[str]]:
-    """The range of Python and the libraries that hftune asks for: as installed, else as its sources say."""
-    try:
-        own = importlib.metadata.metadata("hftune")
-        return own["Requires-Python"] or "", importlib.metadata.requires("hftune") or []
-    except importlib.metadata.PackageNotFoundError:
-        # Sources that were never installed, only put on PYTHONPATH.
-        file = Path(__file__).resolve().parents[3] / "pyproject.toml"
-        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"] if file.is_file() else {}
-        return project.get("requires-python", ""), project.get("dependencies", [])
+    """The range of Python and the libraries that hftune asks for; nothing of sources that were never installed."""
+    if installed("hftune") is None:
+        return "", []
+    return importlib.metadata.metadata("hftune")["Requires-Python"] or "", importlib.metadata.requires("hftune") or []
 
 
 def check_python(version: str, wanted: str) -> Finding:

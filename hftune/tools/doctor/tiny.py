@@ -38,8 +38,6 @@ FACTS = [
 ]
 """Questions and answers of several lengths."""
 REFUSED = "Great question! Well, {} Who knows."
-DRAWING: dict[str, Any] = {"num_generations": 4, "beta": 0.05, "max_completion_length": 8, "learning_rate": 1e-2}
-"""Of RL's runs."""
 
 
 def make_tokenizer(texts: Iterable[str], vocabulary: int = 281) -> Any:

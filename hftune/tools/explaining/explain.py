@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 from hftune.arguments.defaults.choosing import of_field, shown
 from hftune.arguments.defaults.medicalgpt import MEDICALGPT
@@ -100,8 +100,7 @@ def help_of(name: str) -> str | None:
 # --- defaults ---
 
 
-@dataclass(frozen=True)
-class DefaultRow:
+class DefaultRow(NamedTuple):
     """One row of a table of defaults.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,9 @@ def preview(argv: list[str]) -> None:
     # With --columns the format is given, and records of the Hub have no file to show.
     if not data_args.columns and all(file.is_file() for file in files):
         stage, _ = take_script(argv, "preview")
-        say("\n".join(describe_formats(files, f"run_{base_stage(stage)}.py", samples)))
+        rows = (row for chunk in chunks(files) for row in chunk.rows() if isinstance(row, Row))
+        for row in islice(rows, samples):
+            say(f"{row.origin}: {describe_format(row.value, f'run_{base_stage(stage)}.py')}")
     accumulated = training_args.train_batch_size * training_args.gradient_accumulation_steps
     show(data, encoder.tokenizer, samples, rows_per_step=accumulated)
 
@@ -90,17 +91,6 @@ def _encoder(argv: list[str], command: str) -> tuple[Any, Any]:
         take_template_arguments(model_args, adapter_args, training_args)
     encoder = make_encoder(stage, load_tokenizer(model_args, training_args), training_args, data_args)
     return encoder, arguments
-
-
-def describe_formats(files: list[Path], script: str, samples: int) -> Iterator[str]:
-    """A line for each of the first readable records: where it is, its format, and why that was recognised.
-
-    Args:
-        script: A key of `formats.FORMATS`, such as "run_sft.py"; run_rm.py is read like run_dpo.py.
-    """
-    rows = (row for chunk in chunks(files) for row in chunk.rows() if isinstance(row, Row))
-    for row in islice(rows, samples):
-        yield f"{row.origin}: {describe_format(row.value, script)}"
 
 
 def describe_format(value: dict[str, Any], script: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,19 +93,10 @@ def _about(name: str, manifest: Manifest) -> Origin:
     }
 
 
-def walk(origin: Origin, without: Collection[str] = ()) -> list[Origin]:
-    """All origins, parents before what was made from them, each folder once; no parents of roles `without`."""
-    found: dict[str, Origin] = {}
-    for parent in origin["parents"]:
-        if parent["role"] not in without:
-            found |= {one["name"]: one for one in walk(parent, without) if one["name"] not in found}
-    return [*found.values(), *([origin] if origin["name"] not in found else [])]
-
-
 def all_faults(origin: Origin) -> list[str]:
-    """The faults of all origins and of all uses of them, each once."""
-    uses = [use for one in walk(origin) for use in (one, *one["parents"])]
-    return list(dict.fromkeys(fault for use in uses for fault in use["faults"]))
+    """The faults of an origin and of all that it was made from, each once."""
+    below = (fault for parent in origin["parents"] for fault in all_faults(parent))
+    return list(dict.fromkeys([*origin["faults"], *below]))
 
 
 def parents_of(manifest: Manifest) -> Iterator[tuple[str, str, str | None]]:
@@ -162,8 +153,10 @@ def trained_on(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def draw(origin: Origin) -> str:
-    """The chain as a tree, the model asked about at the root, and below it what all of it was trained on."""
-    return "\n".join([*_tree(origin, "", "", set()), "", *_summary(origin)])
+    """The chain as a tree, the model asked about at the root, and below it whether all of it still holds."""
+    faults = all_faults(origin)
+    told = f"{len(faults)} thing(s) no longer hold (marked !)" if faults else "all fingerprints hold"
+    return "\n".join([*_tree(origin, "", "", set()), "", told])
 
 
 def _tree(origin: Origin, first: str, rest: str, shown: set[str]) -> Iterator[str]:
@@ -213,22 +206,6 @@ def _records(split: dict[str, Any]) -> str:
     parts += [f"{split['truncated']} truncated"] if split.get("truncated") else []
     parts += [f"{split['trained_tokens']:,} trained tokens an epoch"] if split.get("trained_tokens") else []
     return f"{split['split']}: {names or 'generated'} ({', '.join(parts)})"
-
-
-def _summary(origin: Origin) -> Iterator[str]:
-    """The records of the stages whose weights are in the model, and whether all of it still holds."""
-    # Reward models are none of them: the weights never saw their records.
-    members = [member for member in walk(origin, without=("reward model", "asked")) if member["trained_on"]]
-    if members:
-        yield f"{origin['name']} was trained on:"
-    for member in members:
-        legs = [leg for leg in member["before_resuming"] if not leg["same_records"]]
-        for split in (split for leg in (*legs, member) for split in leg["trained_on"]):
-            if split["split"] == "train":
-                files = ", ".join(split["files"] or ["generated records"])
-                yield f"  {member['stage']:<4} {files}: {split.get('used') or 0:,} records"
-    faults = all_faults(origin)
-    yield "all fingerprints hold" if not faults else f"{len(faults)} thing(s) no longer hold (marked !)"
 
 
 def main(argv: list[str]) -> None:

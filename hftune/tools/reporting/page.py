@@ -24,7 +24,7 @@ from hftune.tools.reporting.stages import (
     read_stages,
     written_by_hftune,
 )
-from hftune.tools.reporting.svg import chart, short
+from hftune.tools.reporting.svg import chart
 from hftune.tools.reporting.tables import (
     SHOWN,
     Section,
@@ -211,9 +211,9 @@ def _curves(stage: Stage) -> Section:
     return Section("Curves", ("what", "over the steps", "first", "lowest", "highest", "last"), rows)
 
 
-def _figures(points: Points) -> tuple[str, ...]:
+def _figures(points: Points) -> tuple[float, ...]:
     values = [value for value in points[1] if math.isfinite(value)] or [math.nan]
-    return tuple(short(value) for value in (points[1][0], min(values), max(values), points[1][-1]))
+    return points[1][0], min(values), max(values), points[1][-1]
 
 
 def spark(points: Points) -> str:

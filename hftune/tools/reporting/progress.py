@@ -1,4 +1,4 @@
-"""What a run has logged, read from `progress.jsonl` as it grows: of bounded size, whatever the file holds.
+"""What a run has logged, read from `progress.jsonl` as it grows.
 
 Board, watch, report and pipeline all read it here.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hftune.errors import ManifestError
-from hftune.opening.files import MIB, open_file
+from hftune.opening.files import open_file
 from hftune.opening.json_file import parse_json
 from hftune.visible import clock, progress_figures
 
@@ -25,8 +24,6 @@ Line = dict[str, Any]
 
 _MOST = 2000
 """Lines that are kept: of more, every other one goes."""
-_AT_ONCE = 64 * MIB
-_LONGEST = 64 << 10
 _WINDOW = 20
 
 
@@ -71,7 +68,7 @@ class Log:
     def _forget(self) -> None:
         self.lines: list[Line] = []
         self.written: float | None = None
-        self._inode, self._offset, self._rest = 0, 0, b""
+        self._inode, self._offset = 0, 0
 
     def read(self) -> bool:
         """Read what was added; returns whether there was anything."""
@@ -83,16 +80,15 @@ class Log:
                     self._forget()
                 self._inode, self.written = about.st_ino, about.st_mtime
                 stream.seek(self._offset)
-                added = stream.read(_AT_ONCE)
+                added = stream.read()
         except OSError:
             # Moved to `previous/` by a runner, or no regular file.
             self._forget()
             return False
-        self._offset += len(added)
-        *whole, self._rest = (self._rest + added).split(b"\n")
-        # A line without an end must not grow for ever; its tail is dropped as no JSON.
-        self._rest = self._rest[-_LONGEST:]
-        new = [line for raw in whole if (line := _line(raw)) is not None]
+        # The rest is a line that is being written: it is read again.
+        whole = added[: added.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        new = [line for raw in whole.split(b"\n") if (line := _line(raw)) is not None]
         self.lines += new
         while len(self.lines) > _MOST:
             self.lines = _halved(self.lines)
@@ -103,7 +99,7 @@ class Log:
         if not self.lines:
             return Moment()
         last = self.lines[-1]
-        figures = {name: value for line in with_speed(self.lines[-200:]) for name, value in line.items()}
+        figures = {name: value for line in self.lines[-200:] for name, value in line.items()}
         left = last["max_steps"] - last["step"]
         # Since the last start: the time between two starts is no training.
         begun = next((at for at in reversed(range(len(self.lines))) if self.lines[at].get("began")), 0)
@@ -114,43 +110,14 @@ class Log:
 
 
 def read_progress(folder: Path) -> list[Line]:
-    """All that a run has logged, with the speed between the lines."""
+    """All that a run has logged."""
     log = Log(folder)
-    while log.read():
-        pass
-    return with_speed(log.lines)
-
-
-def with_speed(logged: Iterable[Line]) -> list[Line]:
-    """Lines of a progress file with the tokens per second between them, where the run has not logged its own."""
-    lines: list[Line] = []
-    before: Line | None = None
-    for line in logged:
-        # A run that was resumed: the time since the last line is not training.
-        if line.get("began"):
-            before = None
-        if before is not None and line.get("tokens") is None and line["step"] == before["step"]:
-            # The line of an evaluation, from whose end on the next steps are trained.
-            line = {**line, "tokens": before.get("tokens")}
-        speed = None if before is None else _speed(before, line)
-        lines.append({**({} if speed is None else {"tokens_per_second": speed}), **line})
-        before = line
-    return lines
-
-
-def _speed(before: Line, line: Line) -> float | None:
-    """Tokens a second between two lines; None where that is not known, or the time is an evaluation's."""
-    if "loss" not in line or line.get("tokens") is None or before.get("tokens") is None:
-        return None
-    seconds, more = line["time"] - before["time"], line["tokens"] - before["tokens"]
-    # Counts of earlier versions began anew where a run was resumed.
-    return more / seconds if seconds > 0 and more >= 0 and line["step"] > before["step"] else None
+    log.read()
+    return log.lines
 
 
 def _line(raw: bytes) -> Line | None:
     """The numbers of a line; None where it is none of a run's."""
-    if len(raw) > _LONGEST:
-        return None
     with suppress(ManifestError, ArithmeticError, LookupError, ValueError):
         read = parse_json(raw, PROGRESS)
         # Of each line the same text, not one of its own.

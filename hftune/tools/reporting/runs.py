@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 
 from hftune.checkpoints.manifest import COMPLETE, INTERRUPTED, Manifest, read_manifest
@@ -18,7 +17,7 @@ from hftune.constants import LOG_NAME, MANIFEST_NAME, SAMPLES_NAME
 from hftune.errors import ManifestError
 from hftune.opening.files import open_file
 from hftune.tools.reporting.progress import PROGRESS, Log, Moment
-from hftune.tools.reporting.stages import ANSWERS, COMPLETIONS, MOST_ENTRIES, MOST_RUNS, run_folders
+from hftune.tools.reporting.stages import ANSWERS, COMPLETIONS, run_folders
 
 RUNNING, FINISHED, STOPPED, SILENT, LOADING, UNREADABLE = (
     *("running", "finished", "stopped", "silent", "loading", "unreadable"),
@@ -100,17 +99,21 @@ class Watched:
         """The steps of its checkpoints that are whole, in order."""
         found: list[Path] = []
         with suppress(OSError):
-            found = list(islice(self.folder.glob("checkpoint-*/hftune_checkpoint.json"), MOST_ENTRIES))
+            found = list(self.folder.glob("checkpoint-*/hftune_checkpoint.json"))
         steps = [file.parent.name.removeprefix("checkpoint-") for file in found]
         return sorted(int(step) for step in steps if step.isdecimal() and len(step) < 16)
 
     def last_words(self, count: int) -> tuple[str, list[str]]:
         """The name and the last lines of the log that was written last: the run's own, or its pipeline's."""
         for folder in (self.folder, self.folder.parent):
-            if folder.is_relative_to(self.top):
-                name, lines = last_words(folder, self.top, count)
-                if lines:
-                    return name, lines
+            known: list[tuple[float, Path]] = []
+            for file in (folder / LOG_NAME, *folder.glob("logs/*.log")):
+                with suppress(OSError, RuntimeError):  # RuntimeError: links in a circle
+                    if file.resolve().is_relative_to(self.top):
+                        known.append((file.stat().st_mtime, file))
+            file = max(known, default=(0.0, folder))[1]
+            if lines := tail(file, count):
+                return str(file.relative_to(folder)), lines
         return "", []
 
 
@@ -135,19 +138,6 @@ def _written(run: Watched) -> float:
     with suppress(OSError):
         return run.log.written or (run.folder / MANIFEST_NAME).stat().st_mtime
     return 0.0
-
-
-def last_words(folder: Path, top: Path, count: int) -> tuple[str, list[str]]:
-    """The name and the last lines of the log of a folder that was written last: a run's own, or a pipeline's."""
-    known: list[tuple[float, Path]] = []
-    for file in (folder / LOG_NAME, *islice((folder / "logs").glob("*.log"), MOST_RUNS)):
-        with suppress(OSError, RuntimeError):
-            if file.resolve().is_relative_to(top):
-                known.append((file.stat().st_mtime, file))
-    if not known:
-        return "", []
-    file = max(known)[1]
-    return str(file.relative_to(folder)), tail(file, count)
 
 
 def tail(file: Path, count: int) -> list[str]:

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hftune.errors import ManifestError, shown
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LARGE, parse_json, read_json
 from hftune.secrets import command_without_secrets
-from hftune.tools.reporting.progress import PROGRESS, read_progress
+from hftune.tools.reporting.progress import PROGRESS, Line, read_progress
 from hftune.visible import say
 
 SHAPES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -50,42 +51,29 @@ OVERVIEW = ("stage", "steps", "first loss", "last loss", "trained tokens", "trai
 alone is mostly noise."""
 
 
-def series(logged: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+def series(logged: Sequence[Line], key: str) -> tuple[list[int], list[float]]:
     """Steps and values of one logged quantity; where a step was logged twice, its last value."""
-    points: dict[int, float] = {}
-    for line in logged:
-        step, value = _number(line.get("step")), _number(line.get(key))
-        if step is not None and value is not None:
-            # A resumed run logs some steps again; the later value is that of the weights that were kept.
-            points[int(step)] = value
+    # A resumed run logs some steps again; the later value is that of the weights that were kept.
+    points = {line["step"]: line[key] for line in logged if key in line}
     steps = sorted(points)
     return steps, [points[step] for step in steps]
 
 
-def overview(name: str, manifest: Mapping[str, Any], logged: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
+def overview(name: str, manifest: Mapping[str, Any], logged: Sequence[Line]) -> tuple[object, ...]:
     """A stage as a row under `OVERVIEW`; None for what its manifest and its log do not tell.
 
     The speed is over the time spent in training (`train_seconds`) where that is known, not over loading and saving.
     """
     steps, losses = series(logged, "loss")
-    runtime = (manifest.get("metrics") or {}).get("train_runtime")
-    sources = ({"steps": steps[-1] if steps else None, "train_runtime": runtime}, manifest)
-    found = {key: value for source in sources for key, value in source.items() if _number(value) is not None}
-    wall = found.get("wall_seconds", found.get("train_runtime"))
     # That of the last start alone, where a run was resumed.
-    seconds = found.get("train_seconds", found.get("train_runtime", wall))
-    tokens = found.get("trained_tokens")
+    runtime = (manifest.get("metrics") or {}).get("train_runtime")
+    wall, tokens = manifest.get("wall_seconds") or runtime, manifest.get("trained_tokens")
+    seconds = manifest.get("train_seconds") or runtime or wall
     speed = tokens / seconds if tokens is not None and seconds else None
     # Rounded up: a short run has at least one value at its end.
     end = losses[-math.ceil(len(losses) / 10) :]
     first, last = (losses[0], sum(end) / len(end)) if end else (None, None)
-    return name, found.get("steps"), first, last, tokens, speed, wall
-
-
-def _number(value: Any) -> float | None:
-    """The value where it is a number; None for anything else, True and False included."""
-    # In Python a bool is an int.
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return name, manifest.get("steps") or (steps[-1] if steps else None), first, last, tokens, speed, wall
 
 
 ANSWERS, COMPLETIONS = "answers.json", "completions.jsonl"
@@ -100,7 +88,7 @@ _SHOWN = 2
 SKIPPED = {"previous", "logs"}
 # Folders of stages, of pipelines and of sweeps; without an end, a report of a home folder would search all of it.
 DEPTH = 3
-MOST_RUNS, MOST_ENTRIES = 200, 20_000
+MOST_RUNS, MOST_FOLDERS = 200, 5_000
 
 CURVES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Loss", (("loss", "training"), ("eval_loss", "held out"))),
@@ -159,7 +147,7 @@ def read_stages(folder: str | Path) -> list[Stage]:
         ManifestError: There are none.
     """
     folder = Path(folder)
-    found = [place for place in run_folders(folder) if (place / MANIFEST_NAME).is_file()]
+    found = [place for place in run_folders(folder) if os.path.isfile(place / MANIFEST_NAME)]
     if not found:
         raise ManifestError(
             f"there is no {MANIFEST_NAME} in {folder} or below it"
@@ -175,25 +163,20 @@ def read_stages(folder: str | Path) -> list[Stage]:
 
 def run_folders(top: Path) -> Iterator[Path]:
     """The folders of runs at and below a folder, in the order of their names. Links are not followed."""
-    left, seen, found = [(top, DEPTH)], 0, 0
-    while left and found < MOST_RUNS:
-        folder, depth = left.pop()
-        if any(os.path.isfile(folder / name) for name in (MANIFEST_NAME, PROGRESS)):  # not where it may not be looked
-            # What lies within a result (checkpoints) belongs to it.
+    found = 0
+    # A home folder given by mistake ends as well.
+    for place, folders, files in islice(os.walk(top), MOST_FOLDERS):
+        if {MANIFEST_NAME, PROGRESS} & {*files}:
+            yield Path(place)
+            folders.clear()  # what lies within a result (checkpoints) belongs to it
             found += 1
-            yield folder
-        elif depth:
-            children = []
-            with suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    seen += 1
-                    # A home folder given by mistake ends as well.
-                    if seen > MOST_ENTRIES:
-                        break
-                    skipped = entry.name in SKIPPED or entry.name.startswith((".", "checkpoint-"))
-                    if not skipped and entry.is_dir(follow_symlinks=False):
-                        children.append(entry.path)
-            left += [(Path(child), depth - 1) for child in sorted(children, reverse=True)]
+            if found == MOST_RUNS:
+                return
+        elif len(Path(place).relative_to(top).parts) == DEPTH:
+            folders.clear()
+        else:
+            beside = (".", "checkpoint-")
+            folders[:] = sorted(name for name in folders if name not in SKIPPED and not name.startswith(beside))
 
 
 def _read(folder: Path, top: Path) -> Stage:
@@ -207,7 +190,7 @@ def _read(folder: Path, top: Path) -> Stage:
     return stage
 
 
-def curves_of(logged: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Points]]:
+def curves_of(logged: Sequence[Line]) -> dict[str, dict[str, Points]]:
     """What was logged as curves: title to label to steps and values."""
     curves: dict[str, dict[str, Points]] = {}
     for title, names in CURVES:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rich.cells import cell_len
 
 from hftune.opening.json_file import LARGE, read_json
 from hftune.tools.reporting.stages import OVERVIEW, RESULTS
@@ -56,7 +57,9 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> st
     numeric = _numeric(rows, len(headers))
     lines = [[markdown(header) for header in headers], *([format_cell(cell) for cell in row] for row in rows)]
     # Some readers of Markdown take fewer than three dashes for text.
-    widths = [max(3, *(min(_width(line[column]), WIDEST_PADDING) for line in lines)) for column in range(len(headers))]
+    widths = [
+        max(3, *(min(cell_len(line[column]), WIDEST_PADDING) for line in lines)) for column in range(len(headers))
+    ]
     rule = ["-" * (width - 1) + ":" if right else "-" * width for width, right in zip(widths, numeric, strict=True)]
     return "\n".join(_join(line, widths, numeric) for line in [lines[0], rule, *lines[1:]])
 
@@ -91,15 +94,10 @@ def _numeric(rows: Sequence[Sequence[object]], columns: int) -> list[bool]:
     return [bool(cells) and all(type(cell) in (int, float) for cell in cells) for cells in known]
 
 
-def _width(text: str) -> int:
-    """The columns that a text takes in a terminal: Chinese characters take two."""
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
-
-
 def _join(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
     padded = []
     for cell, width, right in zip(cells, widths, numeric, strict=True):
-        padding = " " * (width - _width(cell))
+        padding = " " * (width - cell_len(cell))
         padded.append(padding + cell if right else cell + padding)
     return "| " + " | ".join(padded) + " |"
 
@@ -215,8 +213,7 @@ def read_evaluation(folder: str | Path) -> dict[str, Any]:
 
 def evaluation_sections(found: Mapping[str, Any]) -> list[Section]:
     """Tables of `evaluation.json`: figures, and differences where there are any."""
-    models: Mapping[str, Any] = found["models"]
-    made = [_table("Capabilities", models, _NOTE)]
+    made = [_table("Capabilities", found["models"], _NOTE)]
     if found.get("differences"):
         (against,) = labels([str(found["against"])])
         made.append(_table(f"Less {against}, on the same records", found["differences"]))

@@ -42,7 +42,7 @@ def test_it_is_shown_once(tmp_path: Path, printed: Printed) -> None:
     rows = printed(tmp_path).splitlines()
     assert rows[0].startswith("pt: step 30/30") and rows[0].endswith("(finished)")
     assert rows[1] == "sft: step 10/30, loss 0.3, 50 tokens/s, 40 s left, lr 0.001, grad norm 1, 1.5 GB (running)"
-    assert rows[2:4] == ["", "sft"] and rows[4].startswith("Loss ") and rows[4].endswith("▁  3 → 0.3")
+    assert rows[2:4] == ["", "sft"] and rows[4].startswith("Loss ") and rows[4].endswith("▁  3.0000 → 0.3000")
     assert rows[-1] == "checkpoints: 2"
     assert printed(tmp_path / "sft").count("sft") == 1, "of one run no heading"
 

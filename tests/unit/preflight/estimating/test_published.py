@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,29 +35,10 @@ CLUSTERS = {"one": ("--gpus", "H200"), "machines": ("--gpus", "8xH200", "--nodes
 RUN = ("--output_dir", "o", "--max_length", "4096", "--bf16", "True", "--report_to", "none")
 
 
-@dataclass(frozen=True)
-class Figures:
-    """A row of `figures.csv`.
-
-    Args:
-        name: The folder with its config.
-        counted: What `total` counts: "all", "text" (without towers), "mtp" (all, and the layer that predicts the token
-            after the next, with its own embeddings and head).
-        total: Parameters as published, such as 30.7B or 1T.
-    """
-
-    name: str
-    counted: str
-    total: str
-
-
-def figures() -> Iterator[Figures]:
-    with (FOLDER / "figures.csv").open(newline="", encoding="utf-8") as stream:
-        for row in csv.DictReader(stream):
-            yield Figures(row["model"], row["counted"], row["total"])
-
-
-EVERY = {one.name: one for one in figures()}
+with (FOLDER / "figures.csv").open(newline="", encoding="utf-8") as stream:
+    EVERY = {row["model"]: row for row in csv.DictReader(stream)}
+"""Name -> what `total` counts ("all", "text": without towers, "mtp": all, and the layer that predicts the token after
+the next, with its own embeddings and head), and the parameters as published, such as 30.7B or 1T."""
 
 
 MODELS = [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in EVERY]
@@ -103,9 +82,9 @@ def rounded(count: float, like: str) -> str:
 @pytest.mark.parametrize("name", MODELS)
 def test_as_published(name: str) -> None:
     one, config = EVERY[name], config_of(name)
-    model = bare(config.get_text_config() if one.counted == "text" else config)
-    count = size(model) + (predictor(model) if one.counted == "mtp" else 0)
-    assert rounded(count, one.total) == one.total, f"{count:,}"
+    model = bare(config.get_text_config() if one["counted"] == "text" else config)
+    count = size(model) + (predictor(model) if one["counted"] == "mtp" else 0)
+    assert rounded(count, one["total"]) == one["total"], f"{count:,}"
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -45,7 +45,7 @@ class Said:
 
 def ask(board: Board, path: str, *, token: str = TOKEN, host: str = HOST) -> Said:
     """What the board answers."""
-    status, _, text = board.answer(f"/{token}/{path}", host)
+    status, text = board.answer(f"/{token}/{path}", host)
     return Said(status, text)
 
 
@@ -82,15 +82,12 @@ def test_nothing_without_the_token(board: Board) -> None:
             assert answer.status == 404 and "sft" not in answer.text, (page, token)
 
 
-@pytest.mark.parametrize("host", ["evil.invalid:8765", "", "127.0.0.1.evil.invalid", "[::1"])
-def test_asked_for_by_another_name(board: Board, host: str) -> None:
-    answer = ask(board, "", host=host)
-    assert answer.status == 403 and "sft" not in answer.text
-
-
-@pytest.mark.parametrize("host", ["localhost:9000", "[::1]:8765"])
-def test_through_a_tunnel_it_may_have_another_port(board: Board, host: str) -> None:
-    assert ask(board, "", host=host).status == 200
+def test_asked_for_by_another_name(board: Board) -> None:
+    for host in ("evil.invalid:8765", "", "127.0.0.1.evil.invalid", "[::1"):
+        answer = ask(board, "", host=host)
+        assert answer.status == 403 and "sft" not in answer.text, host
+    for host in ("localhost:9000", "[::1]:8765"):  # a tunnel may have another port
+        assert ask(board, "", host=host).status == 200, host
 
 
 def test_over_the_network(board: Board, outputs: Path) -> None:
@@ -117,6 +114,7 @@ def test_over_the_network(board: Board, outputs: Path) -> None:
     for _, headers, text in found:
         assert {name: headers.get(name.lower()) for name in HEADERS} == HEADERS, text
         assert not any(name.startswith("access-control") for name in headers) and "python" not in headers["server"]
+        assert headers["content-type"].startswith("text/html" if text.startswith("<!DOCTYPE") else "text/plain")
     assert sorted(outputs.rglob("*")) == before
 
 
@@ -130,12 +128,11 @@ def test_the_policy_lets_the_pages_own_style_in_and_nothing_else(board: Board) -
 # --- what is read -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["../../secret", "..%2f..%2fsecret", "/etc/passwd"])
-def test_no_path_is_taken_from_an_address(board: Board, outputs: Path, path: str) -> None:
+def test_no_path_is_taken_from_an_address(board: Board, outputs: Path) -> None:
     write_run(outputs.parent / "secret", 5)
     (outputs / "link").symlink_to(outputs.parent / "secret")
-    answer = ask(board, f"run/{path}")
-    assert answer.status in (403, 404) and "step 5" not in answer.text, answer.text
+    for path in ("../../secret", "..%2f..%2fsecret"):
+        assert ask(board, f"run/{path}").status == 404
     hidden = number(outputs.parent / "secret")
     assert ask(board, f"run/{hidden}").status == 404
     assert "step 5" not in ask(board, f"compare?run={hidden}&run={place(board, 'sft')}").text
@@ -162,22 +159,12 @@ def test_the_first_page(board: Board) -> None:
     assert "http://" not in page.text and "https://" not in page.text
 
 
-def test_a_curve_grows(board: Board, outputs: Path) -> None:
-    first = ask(board, f"run/{place(board, 'sft')}").text
-    with (outputs / "sft" / "progress.jsonl").open("a") as stream:
-        stream.write(log_line(11, 0) + log_line(12, 0))
-    second = ask(board, f"run/{place(board, 'sft')}").text
-    assert "step 10/30" in first and "step 12/30" in second
-    assert second.count("<circle") > first.count("<circle") > 0
-
-
-def test_runs_are_chosen_by_links(board: Board) -> None:
+def test_runs_are_chosen_in_a_form(board: Board) -> None:
     one, other = place(board, "sft"), place(board, "pt")
-    assert f'href="./?run={one}"' in ask(board, "").text
-    page = ask(board, f"?run={one}").text
-    assert f'href="./?run={one}&amp;run={other}"' in page and "compare?" not in page
-    page = ask(board, f"?run={one}&run={other}").text
-    assert f'href="compare?run={one}&amp;run={other}"' in page and page.count(">do not compare<") == 2
+    assert 'href="compare"' in ask(board, "").text
+    page = ask(board, f"compare?run={one}").text
+    assert f'value="{one}" checked>' in page and f'value="{other}">' in page and '<form action="compare">' in page
+    assert "Choose two runs" in page and "<svg" not in page and "refresh" not in page, "a choice would be lost"
 
 
 def test_a_run(board: Board, outputs: Path) -> None:
@@ -218,46 +205,29 @@ def test_compared(board: Board, outputs: Path) -> None:
     alone = page.text.split("<figcaption>KL to the reference</figcaption>")[1].split("</figure>")[0]
     assert colour and f'class="line {colour[1]}"' in alone
     assert "eval_loss" in table
-    assert "Choose two runs" in ask(board, f"compare?run={place(board, 'sft')}").said
 
 
 def test_nothing_that_runs_say_becomes_part_of_a_page(tmp_path: Path) -> None:
+    """Names, logs, arguments and metrics; what a report shows as well is tried in tests/security/test_pages.py."""
     folder = tmp_path / "o" / ("sft<img src=x onerror=alert(1)>" + "\"'&{0}")
-    about = {"stage": NASTY, "base": {"name": NASTY}, "notices": [NASTY], "command": [NASTY], "metrics": {NASTY: 1.0}}
-    about |= {"arguments": {"training": {NASTY: NASTY, "learning_rate": NASTY}}, "teachers": [{"name": NASTY}]}
-    about |= {"data": {NASTY: {"files": [NASTY], "dropped": {NASTY: 1}}}, "verified": {"largest": NASTY}}
+    about = {"base": {"name": NASTY}, "notices": [NASTY], "command": [NASTY], "metrics": {NASTY: 1.0}}
+    about |= {"arguments": {"training": {NASTY: NASTY, "learning_rate": NASTY}}}
     write_run(folder, 5, INTERRUPTED, **about)
     write_run(tmp_path / "o" / "other", 5)
-    (folder / "samples.json").write_text(json.dumps([[[NASTY, True]]]))
-    (folder / "answers.json").write_text(json.dumps({"questions": [NASTY], "answers": {NASTY: [NASTY]}}))
-    row = {"step": 1, "mode": "train", "prompt": NASTY, "completion": NASTY, "rewards": {NASTY: 1}}
-    (folder / "completions.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "run.log").write_text(NASTY + "\n")
     board = Board([tmp_path / "o"], TOKEN)
     ids = [place(board, name) for name in (folder.name, "other")]
-    pages = ["", f"run/{number(folder)}", f"compare?run={ids[0]}&run={ids[1]}"]
-    for page in pages:
+    for page in ("", f"run/{ids[0]}", f"compare?run={ids[0]}&run={ids[1]}"):
         answer = ask(board, page)
         found = Tags(answer.text)
-        assert answer.status == 200 and "img" not in found.tags, (page, answer.text)
+        assert answer.status == 200 and not {"img", "script"} & {*found.tags}, (page, answer.text)
         assert not [name for name, _ in found.attributes if name.startswith(("on", "style"))]
-        assert "script" not in found.tags
         assert "\x1b" not in answer.text
-    assert "alert(1)" in ask(board, pages[1]).text, "it is shown, as text"
-    assert "{0}" in ask(board, pages[1]).text
+    text = ask(board, f"run/{ids[0]}").text
+    assert "alert(1)" in text and "{0}" in text, "it is shown, as text"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"base": "text"},
-        {"arguments": {"training": 1}},
-        {"data": {"train": 1}},
-        {"command": [1, None]},
-        {"status": ["x"]},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("wrong", [{"base": "text"}, {"arguments": {"training": 1}}, {"status": ["x"]}], ids=str)
 def test_manifests_of_another_shape(board: Board, outputs: Path, wrong: dict) -> None:
     write_run(outputs / "sft", 10, **wrong)
     for page in ("", f"run/{place(board, 'sft')}", f"compare?run={place(board, 'sft')}&run={place(board, 'pt')}"):
@@ -265,18 +235,12 @@ def test_manifests_of_another_shape(board: Board, outputs: Path, wrong: dict) ->
         assert answer.status == 200 and ("compare" in page or "step 10/30" in answer.said), answer.said[:500]
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        *(("samples.json", text) for text in ("{", '[["x"]]')),
-        *(("answers.json", text) for text in ("[1]", '{"questions": 1}', "\x00")),
-        ("completions.jsonl", '{"step": {}}\n{"step": 1}'),
-    ],
-)
-def test_files_of_another_shape(board: Board, outputs: Path, name: str, text: str) -> None:
-    (outputs / "sft" / name).write_text(text)
-    answer = ask(board, f"run/{place(board, 'sft')}")
-    assert answer.status == 200 and "step 10/30" in answer.said
+@pytest.mark.parametrize("name", ["samples.json", "answers.json", "completions.jsonl"])
+def test_files_of_another_shape(board: Board, outputs: Path, name: str) -> None:
+    for text in ('{"step": {}, "questions": 1}', "{"):
+        (outputs / "sft" / name).write_text(text + "\n")
+        answer = ask(board, f"run/{place(board, 'sft')}")
+        assert answer.status == 200 and "step 10/30" in answer.said
 
 
 def test_a_file_that_is_too_large(board: Board, outputs: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hftune import child_processes
 from hftune.tools.doctor import training
 from hftune.tools.doctor.findings import FINE, WRONG
-from hftune.tools.doctor.training import BF16, Training, Trainings, check_training, compared, rows
+from hftune.tools.doctor.training import BF16, Row, Trainings, check_training, compared, rows
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def test_rows_are_two_runs_each_and_every_stage_is_there() -> None:
     found = rows(2)
     assert len({row.what for row in found}) == len(found) >= 12
     assert all(row.one != row.other for row in found)
-    assert {row.one.stage for row in found} == {"pt", "sft", "rm", "dpo", "rl", "distill"}
+    assert {row.stage for row in found} == {"pt", "sft", "rm", "dpo", "rl", "distill"}
 
 
 def test_a_run_is_made_once_and_a_resumed_one_behind_it(tmp_path: Path) -> None:
@@ -55,18 +55,19 @@ def test_a_run_is_made_once_and_a_resumed_one_behind_it(tmp_path: Path) -> None:
         return 0
 
     trainings = Trainings(tmp_path, 0, start)
-    one = Training("sft", ("--save_steps", "2"))
-    resumed = Training("sft", ("--save_steps", "2"), resumed=True)
-    assert trainings.figures(resumed) == trainings.figures(one) == {"loss": [2.0, 1.0], "grad_norm": [1.0, 1.0]}
+    saved = ("--save_steps", "2")
+    resumed = Row("x", "sft", (*saved, "--resume_from_checkpoint", "{other}/checkpoint-2"), saved, allowed=0.0)
+    assert trainings.outcome(resumed).holds and trainings.outcome(resumed._replace(one=saved)).holds
     first, second = asked
     assert second[second.index("--resume_from_checkpoint") + 1] == f"{first[-1]}/checkpoint-2"
-    trainings.figures(Training("distill", processes=2))
-    assert (
-        asked[-1][1] == "2" and "4" in asked[-1] and str(tmp_path / "teacher") in asked[-1] and "--use_cpu" in asked[-1]
-    )
-    assert "--use_cpu" not in Trainings(tmp_path, 1, start)._words(one)
-    assert "--tf32" in Trainings(tmp_path, 1, start)._words(Training("rl"))
-    assert Trainings(tmp_path, 1, start).outcome(training.Row("x", one, resumed, 0.0)).allowed == BF16
+    trainings.outcome(Row("x", "distill", (), processes=2))
+    alone, shared = asked[2:]
+    assert shared[1] == "2" and alone[1] == "1" and "4" in shared and "8" in alone
+    assert str(tmp_path / "teacher") in shared and "--use_cpu" in shared
+    on_gpu = Trainings(tmp_path, 1, start)
+    assert on_gpu.outcome(resumed).allowed == BF16 and "--use_cpu" not in asked[-1]
+    on_gpu.outcome(Row("x", "rl", ()))
+    assert "--tf32" in asked[-1]
 
 
 @pytest.mark.parametrize(

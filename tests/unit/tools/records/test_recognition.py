@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hftune.tools.records.entry import describe_format, describe_formats
+from hftune.tools.records.entry import describe_format
 from tests.unit.data.helpers import HG, TOOL, C, Q
-from tests.unit.data.test_preview import TURNS
 
 
 @pytest.mark.parametrize(
@@ -34,10 +32,3 @@ from tests.unit.data.test_preview import TURNS
 )  # fmt: skip
 def test_a_record_is_explained(value: dict[str, Any], script: str, line: str) -> None:
     assert describe_format(value, script) == line
-
-
-def test_formats_are_explained(tmp_path: Path) -> None:
-    (tmp_path / "d.jsonl").write_text(TURNS + '{"instruction": "a", "output": "b"}\n')
-    lines = list(describe_formats([tmp_path / "d.jsonl"], "run_sft.py", 5))
-    assert lines[0].startswith(f"{tmp_path}/d.jsonl:1: ") and "messages" in lines[0]
-    assert lines[1].startswith(f"{tmp_path}/d.jsonl:2: ") and "instruction" in lines[1]

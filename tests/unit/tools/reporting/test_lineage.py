@@ -39,8 +39,7 @@ def test_the_chain_is_drawn(road: Path) -> None:
     text = draw(trace(road / "out" / "sft-merged"))
     assert f"├─ base: {road}/out/pt-merged" in text and "8 of 9 records, 1 dropped, 1,234 trained tokens" in text
     assert text.endswith("all fingerprints hold") and "eval_loss 1.5" in text and "rm.jsonl" not in text
-    told = text[text.index("was trained on") :]
-    assert told.index("pt.jsonl") < told.index("sft.jsonl")
+    assert text.count("pt.jsonl") == text.count("sft.jsonl") == 1
 
 
 def test_the_legs_of_a_resumed_run_are_shown_and_checked(road: Path) -> None:
@@ -58,13 +57,11 @@ def test_the_legs_of_a_resumed_run_are_shown_and_checked(road: Path) -> None:
     text = draw(trace(road / "resumed"))
     assert f"until step 4: train: {first} (3 of 3 records)" in text
     assert "until step 4: learning_rate 0.1 (then 0.2)\n" in text and text.endswith("all fingerprints hold")
-    told = text[text.index("was trained on") :]
-    assert f"{first}: 3 records" in told and f"{second}: 3 records" in told
     assert trace(road / "resumed")["before_resuming"][0]["until_step"] == 4
     first.write_text("other")
     assert any(str(first) in fault for fault in all_faults(trace(road / "resumed")))
     write_manifest(road / "resumed", about | {"history": [before | {"data": about["data"]}]})
-    assert draw(trace(road / "resumed")).count(str(second)) == 2, "the same records are shown once"
+    assert draw(trace(road / "resumed")).count(str(second)) == 1, "the same records are shown once"
 
 
 def test_answers_come_from_the_models_that_were_asked(road: Path) -> None:
@@ -72,7 +69,7 @@ def test_answers_come_from_the_models_that_were_asked(road: Path) -> None:
     manifest = {"stage": "answers", "status": COMPLETE, "parents": [{"folder": str(asked), "fingerprint": "other"}]}
     write_manifest(road / "answers", manifest)
     text = draw(trace(road / "answers"))
-    assert f"└─ asked: {asked}" in text and "was trained on" not in text
+    assert f"└─ asked: {asked}" in text
     assert f"the weights in {asked} are not those that were used" in text
 
 
@@ -91,16 +88,11 @@ def test_a_teacher_is_a_parent(road: Path) -> None:
     base, teacher = str(road / "base"), str(road / "out" / "sft-merged")
     seen = [{"name": name, "fingerprint": fingerprint(name)} for name in (teacher, base, "owner/hub")]
     (road / "student").mkdir()
-    write_manifest(
-        road / "student",
-        {"stage": "distill", "status": COMPLETE, "kind": "full", "base": {"name": base}, "teachers": seen},
-    )
+    about = {"stage": "distill", "status": COMPLETE, "kind": "full", "base": {"name": base}, "teachers": seen}
+    write_manifest(road / "student", about)
     found = trace(road / "student")
-    assert [(parent["role"], parent["name"]) for parent in found["parents"]] == [
-        ("base", base),
-        ("teacher", teacher),
-        ("teacher", "owner/hub"),
-    ]
+    roles = [(parent["role"], parent["name"]) for parent in found["parents"]]
+    assert roles == [("base", base), ("teacher", teacher), ("teacher", "owner/hub")]
     assert f"teacher: {teacher}  [" in draw(found)
     assert found["parents"][1]["parents"] and not found["parents"][1]["faults"]
     (road / "out" / "sft-merged" / "model.safetensors").write_bytes(b"other")

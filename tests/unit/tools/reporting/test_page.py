@@ -13,9 +13,8 @@ from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.errors import ManifestError
 from hftune.tools.reporting import stages
 from hftune.tools.reporting.page import spark, write_pages
-from hftune.tools.reporting.progress import read_progress, with_speed
 from hftune.tools.reporting.stages import read_stages
-from hftune.tools.reporting.svg import chart, short, ticks
+from hftune.tools.reporting.svg import chart
 from tests.unit.tools.reporting.files import Tags
 
 NASTY = "<script>alert(1)</script> & | ```"
@@ -31,6 +30,7 @@ def pipeline(tmp_path: Path) -> Path:
         for step in range(1, 31):
             logged = {"loss": 3 / step, "grad_norm": 1.0, "learning_rate": 1e-3, "kl": 0.1 * step, "reward": step - 9.0}
             logged |= {"step": step, "max_steps": 30, "time": 100.0 + 2 * step, "tokens": 64 * step, "memory_gb": 1.5}
+            logged["tokens_per_second"] = 32.0
             lines.append(logged)
         text = "".join(json.dumps(line) + "\n" for line in lines) + '{"loss": 1, "st'  # killed while it wrote
         (folder / "progress.jsonl").write_text(text)
@@ -88,25 +88,10 @@ def test_the_page_is_whole_and_alone(pipeline: Path) -> None:
     assert "taught by <code>teacher" in html and "taught by `" in markdown
 
 
-def test_speed_is_that_between_logs(pipeline: Path) -> None:
+def test_speed_is_what_the_run_logged(pipeline: Path) -> None:
+    """An evaluation counts for nothing, and no time between two starts."""
     (stage, _) = read_stages(pipeline)
-    steps, speeds = stage.curves["Tokens per second"]["tokens/s"]
-    assert steps[0] == 2 and set(speeds) == {32.0}
-    file = pipeline / "sft" / "progress.jsonl"
-    # 4 steps of 32 tokens a second, then an evaluation of 50 seconds, which has no tokens of its own or those so far.
-    lines = [
-        {"step": 4, "time": 10.0, "tokens": 100, "loss": 0.5},
-        {"step": 4, "time": 60.0, "tokens": None, "eval_loss": 0.5},
-        {"step": 6, "time": 62.0, "tokens": 164, "loss": 0.5},
-        {"step": 7, "time": 90.0, "tokens": 196, "eval_loss": 0.5},
-        {"step": 8, "time": 91.0, "tokens": 228, "loss": 0.5},
-        {"step": 9, "time": 99.0, "tokens": 260, "loss": 0.5, "tokens_per_second": 33.0},
-    ]
-    assert [line.get("tokens_per_second") for line in with_speed(lines)] == [None, None, 32.0, None, 32.0, 33.0]
-    again = {"began": True, "step": 10, "time": 900.0, "tokens": 640}
-    later = {"step": 11, "time": 902.0, "tokens": 704, "loss": 0.5}
-    file.write_text(file.read_text().splitlines()[5] + "\n" + json.dumps(again) + "\n" + json.dumps(later) + "\n")
-    assert [line.get("tokens_per_second") for line in read_progress(pipeline / "sft")] == [None, None, 32.0]
+    assert stage.curves["Tokens per second"]["tokens/s"] == ([*range(1, 31)], [32.0] * 30)
 
 
 @pytest.mark.parametrize(
@@ -136,33 +121,24 @@ def test_nothing_to_report(tmp_path: Path) -> None:
         write_pages(tmp_path / "none")
 
 
-@pytest.mark.parametrize(
-    "low, high, expected",
-    [
-        (0, 10, [0, 2.5, 5, 7.5, 10]),
-        (1, 30, [10, 20, 30]),
-        (-0.03, 0.08, [0.0, 0.05]),
-        (1e-5, 4e-5, [1e-5, 2e-5, 3e-5, 4e-5]),
-    ],
-)
-def test_ticks(low: float, high: float, expected: list[float]) -> None:
-    assert ticks(low, high) == pytest.approx(expected)
-
-
 def test_charts_of_odd_values() -> None:
     assert "nothing finite" in chart({"loss": ([1, 2], [math.nan, math.inf])}, "Loss")
     assert "nan" not in chart({"loss": ([1, 2, 3], [1.0, math.nan, 2.0])}, "Loss")
     flat = chart({"a": ([5], [0.0])}, "One")
-    assert "<circle" in flat and "inf" not in flat
+    assert "<circle" in flat and "inf" not in flat and flat.count("<text") == 2
     assert spark(([1, 2, 3], [0.0, math.nan, 1.0])) == "▁x█"
-    assert [short(value) for value in (0, 1.5e-5, 0.25, 12_000, 3.2e6, 7e9)] == [
-        "0",
-        "1.5e-05",
-        "0.25",
-        "12k",
-        "3.2M",
-        "7G",
+
+
+def test_a_chart_is_to_scale() -> None:
+    """The picture is 360 wide and 210 high; its figures stand at the left and below."""
+    drawn = chart({"a": ([0, 50, 100], [1.0, 3.0, 2.0]), "b": ([], []), "c": ([0], [1.0])}, "Two")
+    assert '<path class="line c0" d="M66.0 184.0L201.0 12.0L336.0 98.0"/>' in drawn, "largest above, smallest below"
+    assert re.findall("<text.*?>(.*?)<", drawn) == ["1.0000", "2.0000", "3.0000", "0", "100"]
+    assert "a: 3.0000 at step 50" in drawn and re.findall('<i class="(c.)"></i>(.)', drawn) == [
+        ("c0", "a"),
+        ("c2", "c"),
     ]
+    assert chart({"a": ([*range(200)], [1.0] * 200)}, "Many").count("<circle") == 1
 
 
 def test_capabilities_are_one_table(pipeline: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hftune.checkpoints.manifest import COMPLETE, INTERRUPTED
 from hftune.errors import ArgumentError
 from hftune.tools.reporting import stages
-from hftune.tools.reporting.runs import Runs, last_words, tail
+from hftune.tools.reporting.runs import Runs
 from hftune.tools.watching import watch
 from tests.unit.tools.reporting.files import log_line, write_run
 
@@ -36,16 +36,12 @@ def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_large_folder_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "MOST_ENTRIES", 10)
-    for number in range(50):
-        (tmp_path / f"empty{number}").mkdir()
-    write_run(tmp_path / "one", 1)
-    assert len(names(tmp_path)) <= 1
-    monkeypatch.setattr(stages, "MOST_ENTRIES", 1000)
-    monkeypatch.setattr(stages, "MOST_RUNS", 2)
     for number in range(5):
         write_run(tmp_path / f"run{number}", 1)
-    assert len(names(tmp_path)) == 2
+    monkeypatch.setattr(stages, "MOST_RUNS", 2)
+    assert names(tmp_path) and len(names(tmp_path)) == 2
+    monkeypatch.setattr(stages, "MOST_FOLDERS", 1)
+    assert names(tmp_path) == []
 
 
 def test_states(tmp_path: Path) -> None:
@@ -118,30 +114,32 @@ def test_checkpoints_that_are_whole(tmp_path: Path) -> None:
 
 
 def test_last_words(tmp_path: Path) -> None:
+    write_run(tmp_path / "sft", 1)
+    (run,) = Runs([tmp_path]).read()
+    assert run.last_words(2) == ("", [])
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "sft.log").write_text("one\n\ntwo\nthree\n")
-    assert last_words(tmp_path, tmp_path, 2) == ("logs/sft.log", ["two", "three"])
-    (tmp_path / "run.log").write_text("old\n")
-    os.utime(tmp_path / "run.log", (1, 1))
-    assert last_words(tmp_path, tmp_path, 2)[0] == "logs/sft.log"
-    assert last_words(tmp_path / "none", tmp_path, 2) == ("", [])
-    assert last_words(tmp_path, tmp_path / "logs", 2)[0] == "logs/sft.log", "run.log lies outside"
-    (tmp_path / "large.log").write_text("x" * 100_000 + "\nlast\n")
-    assert tail(tmp_path / "large.log", 5) == ["last"]
+    (tmp_path / "logs" / "pt.log").write_text("old\n")
+    os.utime(tmp_path / "logs" / "pt.log", (1, 1))
+    assert run.last_words(2) == ("logs/sft.log", ["two", "three"]), "its pipeline's"
+    (alone,) = Runs([tmp_path / "sft"]).read()
+    assert alone.last_words(2) == ("", []), "the pipeline lies outside"
+    (tmp_path / "sft" / "run.log").write_text("x" * 100_000 + "\nlast\n")
+    assert run.last_words(2) == ("run.log", ["last"]), "its own comes first, and its end alone is read"
 
 
 def test_a_folder_that_may_not_be_looked_into_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the system's calls: the owner of the tests may be one for whom permissions do not count."""
     write_run(tmp_path / "a", 1)
     write_run(tmp_path / "closed" / "b", 1)
-    look = os.stat
+    look = os.scandir
 
-    def stat(path: str | Path, **how: object) -> os.stat_result:
-        if "closed/" in os.fspath(path):
+    def scandir(path: str | Path) -> object:
+        if os.fspath(path).endswith("closed"):
             raise PermissionError(13, os.strerror(13), str(path))
-        return look(path, **how)  # type: ignore[arg-type]
+        return look(path)
 
-    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(os, "scandir", scandir)
     assert names(tmp_path) == ["a"]
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ArgumentError, match="cannot be read"):

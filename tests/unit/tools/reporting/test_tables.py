@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,9 @@ def test_format_table_counts_chinese_characters_as_two_columns() -> None:
     )  # fmt: skip
 
 
-def test_format_table_is_not_widened_by_one_long_cell() -> None:
+def test_format_table_of_odd_rows() -> None:
     lines = format_table(["a", "b"], [("x" * 500, 1), ("y", 2)]).splitlines()
-
-    assert len(lines[2]) > 500
-    assert len(lines[3]) < 80
-
-
-def test_format_table_without_rows_and_with_a_short_row() -> None:
+    assert len(lines[2]) > 500 and len(lines[3]) < 80, "one long cell widens no other"
     assert format_table(["a", "b"], []) == "| a   | b   |\n| --- | --- |"
     with pytest.raises(ValueError, match="1 cells under 2 headers"):
         format_table(["a", "b"], [("x",)])
@@ -74,33 +70,17 @@ def test_format_cell(value: object, text: str) -> None:
 
 def test_sections() -> None:
     section = stages_section([overview("pt", {}, []), ("rm", 10, None, 0.5, None, None, None)])
-    assert section.render() == (
-        "## Stages\n"
-        "\n"
-        "The last loss is the mean of the last 10% of the logged ones. Losses of different stages do not compare.\n"
-        "\n"
-        "| stage | steps | first loss | last loss | trained tokens | trained tokens/s | wall time (s) |\n"
-        "| ----- | ----: | ---------- | --------: | -------------- | ---------------- | ------------- |\n"
-        "| pt    |     - | -          |         - | -              | -                | -             |\n"
-        "| rm    |    10 | -          |    0.5000 | -              | -                | -             |"
-    )
+    title, note, table = section.render().split("\n\n")
+    assert title == "## Stages" and note.startswith("The last loss is the mean of the last 10%")
+    assert re.sub(" +", " ", table.splitlines()[-1]) == "| rm | 10 | - | 0.5000 | - | - | - |"
     assert stages_section([]).render().endswith("Nothing to show.")
 
 
-def test_series_takes_numbers_in_order_of_steps() -> None:
-    history = [
-        {"loss": 3, "step": 1},
-        {"eval_loss": 2.5, "step": 1},  # another quantity
-        {"loss": 1.0, "step": 3},
-        {"loss": 2.0, "step": 2},  # out of order
-        {"loss": 0.5, "step": 3},  # logged again
-        {"loss": "0.1", "step": 4},  # no number
-        {"loss": True, "step": 5},
-        {"loss": 0.2},  # no step
-    ]
-
-    assert series(history, "loss") == ([1, 2, 3], [3, 2.0, 0.5])
-    assert series(history, "absent") == ([], [])
+def test_series_are_in_order_of_steps() -> None:
+    lines = [(1, 3.0), (3, 1.0), (2, 2.0), (3, 0.5)]  # out of order, and a step that was logged again
+    logged = [{"step": step, "loss": loss} for step, loss in lines] + [{"step": 1, "eval_loss": 2.5}]
+    assert series(logged, "loss") == ([1, 2, 3], [3.0, 2.0, 0.5])
+    assert series(logged, "absent") == ([], [])
 
 
 # 20 losses: 19 down to 0. The last tenth is two of them, 1 and 0.
@@ -113,10 +93,9 @@ _SAID = {"steps": 20, "trained_tokens": 1000, "wall_seconds": 50.0, "metrics": {
     [
         (_SAID, _LOSSES, (20, 19.0, 0.5, 1000, 25.0, 50.0)),  # 1000 tokens in the 40 seconds of training
         (_SAID | {"train_seconds": 80.0}, [], (20, None, None, 1000, 12.5, 50.0)),  # of all starts
-        ({"stage": None, "metrics": None, "steps": None}, [], (None,) * 6),
+        ({"metrics": None}, [], (None,) * 6),
         ({"trained_tokens": 10, "metrics": {"train_runtime": 5.0}}, [{"loss": 1.0, "step": 7}], (7, 1, 1, 10, 2, 5)),
         ({"trained_tokens": 10, "wall_seconds": 4}, [], (None, None, None, 10, 2.5, 4)),
-        ({"trained_tokens": 10, "wall_seconds": 0}, [], (None, None, None, 10, None, 0)),
     ],
 )
 def test_overview(manifest: dict[str, Any], logged: list[dict[str, Any]], row: tuple[object, ...]) -> None:
@@ -176,10 +155,8 @@ def test_completions_of_one_prompt_lie_together() -> None:
     asked = [{"role": "user", "content": "How?"}]
     lines = [
         {
-            "step": step,
-            "prompt": asked,
+            **{"step": step, "prompt": asked, "rewards": {"rm": reward}},
             "completion": [{"role": "assistant", "content": said}],
-            "rewards": {"rm": reward},
         }
         for step, said, reward in ((1, "so", -0.25), (9, "thus", 1.5))
     ]

@@ -227,6 +227,8 @@ def test_characters_of_the_prompt_and_the_longer_answer(chatml: PreTrainedTokeni
         encoder, counts = PairEncoder(chatml, limits=Limits(999, characters=budget)), Counts()
         encoder.encode([encoder.parse(pair)], counts)
         assert counts.dropped == dropped
+    passed = truncated_pair(numbered(12, 9, 5), Limits(15, too_long="drop", characters=99), Counts())
+    assert passed is not None and [len(passed.prompt), *map(len, passed.answers)] == [12, 3, 3], "its answers are cut"
 
 
 # --- flags ----------------------------------------------------------------------------------------------------------

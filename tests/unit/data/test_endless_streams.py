@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -199,3 +200,13 @@ def test_another_tokenizers_tokens_are_found_before_a_model_loads(tmp_path: Path
     write_corpus(tmp_path / "foreign", [5, 5], first_token=len(tokenizer) - 6)
     with pytest.raises(DataError, match=f"of document 1 is not in the vocabulary of {len(tokenizer)}"):
         opened(DataArguments(tokenized_dir=str(tmp_path)), tokenizer, block_size=4, seed=0)
+
+
+def test_sources_and_shares_are_said(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("hftune")
+    logger.propagate = True
+    with caplog.at_level(logging.INFO, logger="hftune"):
+        opened(DataArguments(tokenized_dir=str(root)), make_tokenizer(), block_size=4, seed=0)
+    logger.propagate = False
+    assert "web: 20 documents, 60 tokens, 85.7 % of the blocks" in caplog.text
+    assert "an epoch is 18 blocks of 4 tokens" in caplog.text

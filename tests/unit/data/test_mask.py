@@ -203,6 +203,17 @@ def test_another_beginning_is_refused() -> None:
         rows(TIGHT, [user("a"), assistant("<think>one</think>b", reasoning_content="two")])
 
 
+@pytest.mark.parametrize(("earlier", "why"), [(True, ", as it rewrites earlier turns"), (False, "")])
+def test_whether_a_turn_is_asked_otherwise_since_another_follows(earlier: bool, why: str) -> None:
+    finder: Any = SimpleNamespace(
+        text="<user>a<end>abcdefghijklmnopqrstuvwxyz", beginning=lambda index, prompt: "<user>a<end>Sure: ",
+        _is_earlier=lambda index: earlier,
+    )  # fmt: skip
+    said = str(TurnFinder._inexact(finder, 1, 12))
+    assert "turn 2 (assistant) with 'Sure: ' where it writes 'abcdefghijklmnopqrst' in" in said
+    assert f"in the conversation{why}: what would be trained" in said
+
+
 # Thoughts before a call are shown until the answer is written.
 DROPPING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"

@@ -48,6 +48,8 @@ def test_which_encoder_made_it_is_written_down(folder: Path, tmp_path_factory: p
     assert settings_of(tmp_path_factory.mktemp("empty")) == {}
 
 
-def test_held_out_records_are_found(folder: Path) -> None:
+def test_held_out_records_are_found(folder: Path, tmp_path: Path) -> None:
     assert held_out_within([str(folder), str(folder / "train")]) == str(folder)
     assert held_out_within([str(folder / "train")]) is None
+    (tmp_path / "plain" / "eval").mkdir(parents=True)
+    assert held_out_within([str(tmp_path / "plain")]) is None, "no folder of `hftune tokenize`"

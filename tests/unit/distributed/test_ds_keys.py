@@ -26,6 +26,7 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"zero_optimization": {"gradient_clipping": 1.0}},
         ("gradient_clipping", "belongs to the top level"),
     ),
+    "removed key of the top": ({"elasticity": {}}, ('has removed the config key "elasticity"',)),
     "removed key": ({"zero_optimization": {"mics_shard_size": 8}}, ("mics_shard_size", "zero_hpz_partition_size")),
     "old key": ({"zero_optimization": {"cpu_offload": True}}, ("cpu_offload", "offload_optimizer")),
     "no such stage": ({"zero_optimization": {"stage": 4}}, ("no ZeRO stage 4",)),

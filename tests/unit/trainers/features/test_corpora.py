@@ -122,6 +122,16 @@ def test_read_with_the_steps_made(tmp_path: Path) -> None:
     assert read_state(tmp_path) == ({"kind": "blocks", "blocks": 3}, 12)
 
 
+def test_steps_of_another_size_train_what_is_left() -> None:
+    """119 of 240 tokens in steps of 28 are four steps and a quarter."""
+    run = run_of(SimpleNamespace(epoch_blocks=30, block_size=4), max_steps=-1, num_train_epochs=2)
+    state = {"sources": {"a": {"position": 100}, "b": {"position": 21}}}
+    corpora.fix_steps(run, state, 5, 7)
+    assert run.args.max_steps == 10 and "and 5 are left" in said()
+    corpora.fix_steps(run, state, 5, 1)
+    assert run.args.max_steps == 10, "as many as were asked for"
+
+
 def test_other_data_are_refused(tmp_path: Path) -> None:
     refuse_state(str(tmp_path))
     (tmp_path / LOADER_STATE_NAME).write_text("{}")

@@ -9,7 +9,7 @@ from hftune.arguments.model import HubFields
 from hftune.arguments.option import option
 
 JUDGE_KEY = "HFTUNE_JUDGE_API_KEY"
-"""The variable with the key of `--judge_url`, of `hftune evaluate` and `hftune sample`."""
+"""The variable with the key of `--judge_url`."""
 
 KEY_VARIABLE = "HFTUNE_API_KEY"
 """Variable with the key that clients of `hftune serve` send, for whoever does not want it in the list of processes."""
@@ -33,19 +33,6 @@ class TalkerFields(LoadingFields, TurnTokenFields):
     """What `hftune ask`, `chat`, `evaluate` and `sample` have in common."""
 
     max_new_tokens: int = option(256, "Tokens of an answer; a longer one is cut.")
-
-
-@dataclass
-class JudgeFields(TalkerFields):
-    """A model that judges answers of others."""
-
-    judge_url: str | None = option(
-        None,
-        "An OpenAI-compatible server, http://host:port, that judges answers: hftune evaluate compares each with the "
-        "record's, in both orders, hftune sample has it scored from 1 to 10, against the record's where it has one. "
-        f"A key for it is read from the variable {JUDGE_KEY}.",
-    )
-    judge_model: str | None = option(None, "The judge's name on the server; left out: the only model that it serves.")
 
 
 @dataclass
@@ -78,7 +65,7 @@ OWN_TASKS = ("loss", *ANSWER_TASKS, *OF_ANSWERS)
 
 
 @dataclass
-class EvaluateArguments(JudgeFields):
+class EvaluateArguments(TalkerFields):
     """Held-out loss, generated answers and their scores, of one model or several."""
 
     models: list[str] | None = option(
@@ -100,6 +87,12 @@ class EvaluateArguments(JudgeFields):
     reward_model_path: str | None = option(
         None, "Of reward: what scores the answers: a folder of run_rm.py or a Hub name."
     )
+    judge_url: str | None = option(
+        None,
+        "Of judge: an OpenAI-compatible server, http://host:port, that compares each answer with the record's, in both "
+        f"orders. A key for it is read from the variable {JUDGE_KEY}.",
+    )
+    judge_model: str | None = option(None, "The judge's name on the server; left out: the only model that it serves.")
     include_path: str | None = option(None, "Folder with further task files of lm-eval, which win over its own.")
     num_fewshot: int | None = option(None, "Of lm-eval's tasks: examples in a prompt; left out: as each task says.")
     apply_chat_template: bool = option(False, "Of lm-eval's tasks: write prompts by the model's chat template.")
@@ -125,7 +118,7 @@ SERVER_KEY = "HFTUNE_SERVER_API_KEY"
 
 
 @dataclass
-class SampleArguments(JudgeFields):
+class SampleArguments(TalkerFields):
     """Several answers to each prompt, scored; the best ones, or pairs of the best and the worst, as training data."""
 
     model_name_or_path: str | None = option(None, "What answers: a folder (whole, merged or an adapter) or a Hub name.")

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from hftune.arguments.asking import JUDGE_KEY, TalkerFields
-from hftune.data.counts import Context
-from hftune.data.encode_rewards import ScoringEncoder
+from hftune.arguments.asking import JUDGE_KEY
+from hftune.data.counts import FIX, Context
+from hftune.data.encode_rewards import Scored, ScoringEncoder
 from hftune.data.files import Row
 from hftune.data.messages import Message
 from hftune.data.turn_tokens import mode_for_answers
@@ -28,21 +28,6 @@ _SIDE_BY_SIDE = 16
 _TOKEN_BYTES = 64
 # Of what a judge says.
 _JUDGE_TOKENS = 1024
-_SCORING = """Score an answer to the last turn of a conversation from 1 (useless) to 10 (as good as it can be). Judge \
-whether it is right, helpful and clear; its length does not count.
-
-[conversation]
-{conversation}
-
-[answer]
-{answer}
-{right}
-End with one line: "Score: N"."""
-_RIGHT = """
-[an answer that is known to be right]
-{}
-"""
-_SCORE = re.compile(r"score[^\w-]*(\d+(?:\.\d+)?)(?:\s*/\s*(\d+))?", re.IGNORECASE)
 _COMPARING = """Compare two answers to the last turn of a conversation. Judge whether they are right, helpful and \
 clear; neither their order nor their length counts.
 
@@ -127,15 +112,6 @@ class Judge:
     def __init__(self, url: str, name: str | None) -> None:
         self.server = ChatServer(url, "--judge_url", name, "--judge_model", JUDGE_KEY)
 
-    def scores(self, questions: Sequence[Question], said: Sequence[Message]) -> list[float | None]:
-        """The score of each answer, from 1 to 10; None where the judge gives none."""
-        prompts = []
-        for one, message in zip(questions, said, strict=True):
-            right = "" if one.right is None else _RIGHT.format(one.right)
-            answer = message.get("content") or ""
-            prompts.append(_SCORING.format(conversation=one.transcript(), answer=answer, right=right))
-        return [score(text) for text in self._said(prompts)]
-
     def wins(self, questions: Sequence[Question], said: Sequence[Message]) -> list[float | None]:
         """1 where an answer is better than the record's, 0.5 for a tie, else 0; None for a record without one.
 
@@ -147,36 +123,34 @@ class Judge:
                 ours, talk = message.get("content") or "", one.transcript()
                 prompts.append(_COMPARING.format(conversation=talk, first=ours, second=one.right))
                 prompts.append(_COMPARING.format(conversation=talk, first=one.right, second=ours))
-        texts = self._said(prompts)
+        answers = self.server([asked(text) for text in prompts], max_new_tokens=_JUDGE_TOKENS, temperature=0)
+        texts = [str(one.message["content"]) for one in answers]
         if none := sum(not _VERDICT.search(text) for text in texts):
             notice(f"{none} of {len(texts)} answers of the judge hold no verdict; each counts as a tie")
         verdicts = map(verdict, texts)
         return [None if one.right is None else outcome(next(verdicts), next(verdicts)) for one in questions]
 
-    def _said(self, prompts: Sequence[str]) -> list[str]:
-        found = self.server([asked(text) for text in prompts], max_new_tokens=_JUDGE_TOKENS, temperature=0)
-        return [str(one.message["content"]) for one in found]
 
-
-class AnswerScorer:
-    """A reward model that scores answers, raw; a process model gives the least probability that a step is right.
+class RewardScorer:
+    """A reward model that scores conversations, raw: an outcome model each, a process model each step.
 
     Args:
         path: Of an outcome or a process reward model.
         args: Of the command: `use_cpu`, `trust_remote_code`, `borders_in_text`.
+        loading: Further arguments of `load_reward_model`.
+        fix: What to do about a record that does not fit into the model's context.
+        reading: Arguments of `ScoringEncoder`, in the place of those for answers.
     """
 
-    def __init__(self, path: str, args: TalkerFields) -> None:
-        self.model, self.tokenizer = load_reward_model(path, torch.float32, trust_remote_code=args.trust_remote_code)
-        if torch.cuda.is_available() and not args.use_cpu:
-            self.model.to("cuda")  # transformers wraps `to` without its types
-        self.make = ScoringEncoder(
-            self.tokenizer,
-            steps=scores_steps(self.model),
-            separator=step_separator(path),
-            borders_in_text=mode_for_answers(args.borders_in_text),
-            context=Context.of(self.model, self.tokenizer),
-        )
+    def __init__(self, path: str, args: Any, loading: Any = (), fix: str = FIX, **reading: Any) -> None:
+        loading = {"dtype": torch.float32, "trust_remote_code": args.trust_remote_code, **dict(loading)}
+        self.model, tokenizer = load_reward_model(path, **loading)
+        # Not spread over GPUs: reward models are run by a single process, a batch at a time.
+        self.model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
+        self.pad = tokenizer.pad_token_id
+        of_answers = {"separator": step_separator(path), "borders_in_text": mode_for_answers(args.borders_in_text)}
+        context = Context.of(self.model, tokenizer, fix)
+        self.make = ScoringEncoder(tokenizer, steps=scores_steps(self.model), context=context, **(of_answers | reading))
 
     def scores(
         self, questions: Sequence[Question], said: Sequence[Message], name: str = "answer"
@@ -189,18 +163,13 @@ class AnswerScorer:
         conversations = [[*one.messages, message] for one, message in zip(questions, said, strict=True)]
         rows = [Row({"messages": one}, name, number) for number, one in enumerate(conversations, start=1)]
         found = [self.make(row) if row.value["messages"][-1]["content"] else [] for row in rows]
-        run_batches(self.model, [one for scored in found for one in scored], self.tokenizer.pad_token_id)
-        return [min(scored[0].outputs) if scored and scored[0].outputs else None for scored in found]
+        run_batches(self.model, [one for scored in found for one in scored], self.pad)
+        return [score_of(scored[0]) if scored else None for scored in found]
 
 
-def score(text: str) -> float | None:
-    """The last score that a judge says, from 1 to 10; None where there is none."""
-    found = _SCORE.findall(text)
-    if not found:
-        return None
-    number, of = found[-1]
-    # "Score: 80/100" is a score on another scale than the one that was asked for.
-    return float(number) if 1 <= float(number) <= 10 and of in ("", "10") else None
+def score_of(one: Scored) -> float | None:
+    """The score of a conversation; of one in steps the least: a product would punish long answers."""
+    return min(one.outputs) if one.outputs else None
 
 
 def verdict(text: str) -> str:

@@ -11,15 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
-
-import xxhash
+from typing import Any, TypeVar
 
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.inputs import record_inputs
-from hftune.digests import SEAL, Damaged, read_text, sealed, unsealed
 from hftune.distributed import ranks
-from hftune.errors import ManifestError
 from hftune.logging import notice, notices
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LARGE, parse_json
@@ -32,6 +28,7 @@ _PLAN = "plan.json"
 # Arguments that decide nothing of what is in the parts.
 _ABOUT_THE_OUTPUT = {"output_dir", "overwrite_output_dir", "use_cpu"}
 Line = dict[str, Any]
+T = TypeVar("T")
 
 
 class Parts:
@@ -40,50 +37,39 @@ class Parts:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def make(self, names: Sequence[str], load: Callable[[], Callable[[str], Iterable[Line]]]) -> None:
-        """Have the missing ones of these parts made, each by one process; all processes call it.
+    def made(
+        self, kind: str, items: Sequence[T], size: int, load: Callable[[], Callable[[Sequence[T]], Iterable[Line]]]
+    ) -> list[Line]:
+        """The lines of all items, in their order; each missing part is made by one process, and all processes call it.
 
         Args:
-            load: Gives what makes the lines of a part; it is called, and loads a model, where any is missing.
+            kind: What the parts are called.
+            size: Items of a part.
+            load: Gives what makes the lines of some items; it is called, and loads a model, where any part is missing.
         """
+        starts = range(0, len(items), size)
         # All look before the first one writes, so that all divide the same parts.
-        missing = [name for name in names if not self.has(name)]
+        missing = [start for start in starts if not self.has(f"{kind}-{start}")]
         ranks.barrier()
-        if not missing:
-            return
-        make = load()
-        for name in missing[ranks.rank() :: ranks.world_size()]:
-            self.write(name, make(name))
-        ranks.barrier()
+        if missing:
+            make = load()
+            for start in missing[ranks.rank() :: ranks.world_size()]:
+                self.write(f"{kind}-{start}", make(items[start : start + size]))
+            ranks.barrier()
+        return [line for start in starts for line in self.read(f"{kind}-{start}")]
 
     def has(self, name: str) -> bool:
-        """Whether a part is there, to the byte; it is written whole or not at all, and may have been damaged since."""
-        try:
-            self._content(name)
-        except ManifestError:
-            return False
-        return True
+        """Whether a part is there; it is written whole or not at all."""
+        return self._file(name).is_file()
 
     def write(self, name: str, lines: Iterable[Line]) -> None:
         """Write a part."""
-        content = json_lines(lines)
-        write_file(self._file(name), content + json_lines([{SEAL: xxhash.xxh3_128_hexdigest(content)}]))
+        write_file(self._file(name), json_lines(lines))
 
-    def read(self, names: Iterable[str]) -> list[Line]:
-        """The lines of parts, one part after the other."""
-        found: list[Line] = []
-        for name in names:
-            lines = self._content(name).splitlines()
-            found += [parse_json(line, str(self._file(name))) for line in lines]
-        return found
-
-    def _content(self, name: str) -> bytes:
+    def read(self, name: str) -> list[Line]:
+        """The lines of a part."""
         file = self._file(name)
-        content = read_bytes(file, limit=LARGE)
-        end = content.rstrip(b"\n").rfind(b"\n") + 1
-        if content[end:] != json_lines([{SEAL: xxhash.xxh3_128_hexdigest(content[:end])}]):
-            raise ManifestError(f"{file} has other contents than were written", place=str(file), fix="start anew")
-        return content[:end]
+        return [parse_json(line, str(file)) for line in read_bytes(file, limit=LARGE).splitlines()]
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.jsonl"
@@ -97,19 +83,18 @@ def json_lines(lines: Iterable[Line]) -> bytes:
 
 
 @contextmanager
-def parts_of(output: str, plan: dict[str, Any], pattern: str = "*.jsonl") -> Iterator[Parts]:
+def parts_of(output: str, plan: dict[str, Any]) -> Iterator[Parts]:
     """The parts of an output folder; removed when the block, which publishes the result, ends without an error.
 
     Args:
         plan: All that decides what is in the parts; those of another plan are made again.
-        pattern: Of the names of parts.
     """
     target = Path(output).resolve()
     aside = target.with_name(f".{target.name}.parts")
     main = ranks.is_main()
     with work_folder_locked(aside, output) if main else nullcontext(), disk_errors(target):
         if main:
-            _begin(aside, plan, pattern)
+            _begin(aside, json.dumps(plan, default=str))
         ranks.barrier()
         yield Parts(aside)
         # The others may still read what the first one has published.
@@ -118,20 +103,17 @@ def parts_of(output: str, plan: dict[str, Any], pattern: str = "*.jsonl") -> Ite
             clear_work(aside)
 
 
-def _begin(aside: Path, plan: dict[str, Any], pattern: str) -> None:
+def _begin(aside: Path, plan: str) -> None:
     """Keep the parts of a process that was killed where they are of the same plan; else begin anew."""
-    if (aside / _PLAN).is_file():
-        try:
-            same = unsealed(read_text(aside / _PLAN)) == unsealed(json.dumps(sealed(plan)))
-        except (Damaged, OSError):
-            same = False
-        if same:
-            notice(f"resumed: {len(list(aside.glob(pattern)))} parts are there already")
+    file = aside / _PLAN
+    if file.is_file():
+        if read_bytes(file, limit=LARGE) == plan.encode():
+            notice(f"resumed: {len(list(aside.glob('*-*')))} parts are there already")
             return
         notice(f"{aside} holds parts of other models, data or settings: they are made again")
     clear_work(aside)
     make_work(aside)
-    write_file(aside / _PLAN, json.dumps(sealed(plan)))
+    write_file(file, plan)
 
 
 def plan_of(args: Any, models: Iterable[str | None], data: Any, without: Iterable[str]) -> dict[str, Any]:
@@ -166,6 +148,7 @@ def about_result(
 
     Args:
         stage: The command, and what manifests call its results.
+        args: Its arguments; None: they are not told.
         argv: The words behind the command.
         models: What the result was made with; those with a manifest are its parents.
         began: When, by `time.time()`.
@@ -177,7 +160,7 @@ def about_result(
         "stage": stage,
         "status": manifests.COMPLETE,
         "command": ["hftune", stage, *command_without_secrets(argv)],
-        "arguments": without_secrets(vars(args)),
+        "arguments": without_secrets(vars(args)) if args else {},
         "versions": versions,
         "parents": [{"folder": name, "fingerprint": fingerprint(name)} for name in parents],
         "inputs": record_inputs(argv),

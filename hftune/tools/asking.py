@@ -19,12 +19,11 @@ from hftune.checkpoints.inputs import inputs_of
 from hftune.checkpoints.manifest import read_manifest
 from hftune.data.counts import Counts, describe_turn_tokens
 from hftune.data.formats import describe_unread, take_unread
-from hftune.data.records import to_prompt
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.inference.generate import Answerer
-from hftune.inference.judging import AnswerScorer
+from hftune.inference.judging import RewardScorer
 from hftune.inference.loading import check_talker, load_talker
-from hftune.inference.questions import Question, asked, rows_of
+from hftune.inference.questions import Question, asked, question_of, rows_of
 from hftune.inference.results import about_result, publish
 from hftune.logging import get_logger, notice
 from hftune.publishing.folder import published_file
@@ -112,11 +111,7 @@ def _prompts(args: AskArguments) -> Iterator[Question]:
 def _of_file(path: str, flag: str) -> Iterator[Question]:
     """The prompts of a file or folder; each line of a plain text is a question."""
     for row, _ in rows_of(path, flag):
-        if row.value.keys() == {"text"}:
-            yield asked(row.value["text"], row.origin)
-        else:
-            prompt = to_prompt(row)
-            yield Question(prompt.messages, arguments=prompt.template_arguments, origin=row.origin)
+        yield asked(row.value["text"], row.origin) if row.value.keys() == {"text"} else question_of(row)
 
 
 def _shown(question: Question) -> str:
@@ -145,7 +140,7 @@ def _rewards(prompts: list[Question], said: dict[str, list[str]], args: AskArgum
     """The raw reward of each answer, by model; None for an empty one."""
     path = str(args.reward_model_path)
     get_logger().info("scoring the answers with %s", path)
-    scorer = AnswerScorer(path, args)
+    scorer = RewardScorer(path, args)
     found: dict[str, list[float | None]] = {}
     for name, answers in said.items():
         found[name] = scorer.scores(prompts, [{"role": "assistant", "content": answer} for answer in answers], name)

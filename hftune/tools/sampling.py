@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -21,10 +22,10 @@ from hftune.checkpoints.inputs import inputs_of
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
 from hftune.inference.generate import Answer, Answerer
-from hftune.inference.judging import AnswerScorer, ChatServer, Judge
+from hftune.inference.judging import ChatServer, RewardScorer
 from hftune.inference.loading import check_talker, load_talker
 from hftune.inference.questions import Question, question_of, rows_of
-from hftune.inference.results import Line, Parts, about_result, json_lines, parts_of, plan_of, publish
+from hftune.inference.results import Line, about_result, json_lines, parts_of, plan_of, publish
 from hftune.logging import get_logger
 from hftune.preflight.rules.rl import check_rewards
 from hftune.publishing.places import check_place
@@ -62,15 +63,14 @@ def sample(args: SampleArguments, argv: list[str]) -> dict[str, int]:
     launch.meet_for_objects()
     prompts = [question_of(row) for row, _ in rows_of(args.train_file_dir, _PROMPTS, args.max_train_samples)]
     models = [args.model_name_or_path, *(args.reward_model_path or [])]
-    starts = range(0, len(prompts), PART_PROMPTS)
-    drawn, scored = ([f"{kind}-{start}" for start in starts] for kind in ("drawn", "scored"))
     plan = plan_of(args, models, prompts, {"keep", "keep_all", "threshold"})
     with parts_of(args.output_dir, plan) as parts:
-        parts.make(drawn, lambda: partial(_drawn, args, prompts, _answers(args)))
-        parts.make(scored, lambda: partial(_scored, prompts, parts, _scorers(args)))
+        drawn = parts.made("drawn", list(enumerate(prompts)), PART_PROMPTS, partial(_drawing, args))
+        pairs = list(zip(prompts, drawn, strict=True))
+        scored = parts.made("scored", pairs, PART_PROMPTS, partial(_scoring, args))
         if not ranks.is_main():
             return {}
-        files, counts = _kept_files(args, prompts, parts.read(scored))
+        files, counts = _kept_files(args, prompts, scored)
         about = about_result("sample", args, argv, models, began) | {"sampled": counts}
         publish(args.output_dir, files, about, overwrite=args.overwrite_output_dir)
     say(f"{_told(counts)}, in {args.output_dir}/{DATA}")
@@ -97,10 +97,7 @@ def check_sample(args: SampleArguments) -> Iterator[UserError]:
         yield ArgumentError(said, place="--num_generations", fix=f"--num_generations {least} or more")
     if args.temperature <= 0:
         yield ArgumentError("answers would all be the same", place="--temperature", fix="a number above 0")
-    if not args.output_dir:
-        yield ArgumentError("no folder for the data", place="--output_dir", fix="--output_dir outputs/sampled")
-    else:
-        yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
+    yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
 
 
 def _check_scorers(args: SampleArguments) -> Iterator[UserError]:
@@ -108,15 +105,9 @@ def _check_scorers(args: SampleArguments) -> Iterator[UserError]:
         yield from check_rewards(args.reward_funcs or [], args.reward_model_path or [])
         for path in args.reward_model_path or []:
             yield from check_recorded_whole(path, "--reward_model_path")
-    elif not args.judge_url:
-        where = "--reward_model_path, --reward_funcs, --judge_url"
-        fix = "--reward_model_path OUTPUT_OF_RUN_RM, --reward_funcs accuracy, or --judge_url http://host:port"
+    else:
+        where, fix = "--reward_model_path, --reward_funcs", "--reward_model_path OUTPUT_OF_RUN_RM, or accuracy"
         yield ArgumentError("nothing scores the answers", place=where, fix=fix)
-
-
-def _of(part: str, prompts: Sequence[Question]) -> Sequence[Question]:
-    start = int(part.rpartition("-")[2])
-    return prompts[start : start + PART_PROMPTS]
 
 
 def _answers(args: SampleArguments) -> Answers:
@@ -130,37 +121,40 @@ def _answers(args: SampleArguments) -> Answers:
     return partial(Answerer(talker, args.borders_in_text, args.batch_tokens), **drawing)
 
 
-def _drawn(args: SampleArguments, prompts: Sequence[Question], answer: Answers, part: str) -> Iterator[Line]:
-    own = _of(part, prompts)
-    # By the part, so that any process draws the same answers.
-    start = int(part.rpartition("-")[2])
-    torch.manual_seed(args.seed + start)
-    # A server draws by a seed of its own for each answer.
-    given = {"seed": args.seed + start * args.num_generations} if args.server_url else {}
-    questions = [one for one in own for _ in range(args.num_generations)]
-    found = answer(questions, max_new_tokens=args.max_new_tokens, **given)
-    for number in range(len(own)):
-        group = found[number * args.num_generations :][: args.num_generations]
-        yield {"answers": [{"message": one.message, "ended": one.ended} for one in group]}
+def _drawing(args: SampleArguments) -> Callable[[Sequence[tuple[int, Question]]], Iterator[Line]]:
+    answer = _answers(args)
+
+    def make(part: Sequence[tuple[int, Question]]) -> Iterator[Line]:
+        # By the part, so that any process draws the same answers.
+        first = part[0][0]
+        torch.manual_seed(args.seed + first)
+        # A server draws by a seed of its own for each answer.
+        given = {"seed": args.seed + first * args.num_generations} if args.server_url else {}
+        questions = [question for _, question in part for _ in range(args.num_generations)]
+        found = answer(questions, max_new_tokens=args.max_new_tokens, **given)
+        said = iter([{"message": one.message, "ended": one.ended} for one in found])
+        yield from ({"answers": list(islice(said, args.num_generations))} for _ in part)
+
+    return make
 
 
-def _scorers(args: SampleArguments) -> list[Callable[..., Sequence[float | None]]]:
-    """What scores answers: functions, reward models, which are loaded, and a judge."""
+def _scoring(args: SampleArguments) -> Callable[[Sequence[tuple[Question, Line]]], Iterator[Line]]:
+    """What scores answers, by functions and reward models, which are loaded; several scores are added up."""
     scorers: list[Callable[..., Sequence[float | None]]] = [
         partial(_by_function, watched(load_function(name, args.max_new_tokens), Patience()))
         for name in args.reward_funcs or []
     ]
-    scorers += [AnswerScorer(path, args).scores for path in args.reward_model_path or []]
-    return scorers + ([Judge(args.judge_url, args.judge_model).scores] if args.judge_url else [])
+    scorers += [RewardScorer(path, args).scores for path in args.reward_model_path or []]
 
+    def make(part: Sequence[tuple[Question, Line]]) -> Iterator[Line]:
+        pairs = [(question, answer) for question, line in part for answer in line["answers"]]
+        questions, messages = [one for one, _ in pairs], [answer["message"] for _, answer in pairs]
+        columns = [scorer(questions, messages) for scorer in scorers]
+        sums = iter([None if None in scores else sum(scores) for scores in zip(*columns, strict=True)])
+        for _, line in part:
+            yield {"answers": [{**answer, "score": next(sums)} for answer in line["answers"]]}
 
-def _scored(prompts: Sequence[Question], parts: Parts, scorers: Sequence[Any], part: str) -> Iterator[Line]:
-    drawn = parts.read([part.replace("scored", "drawn")])
-    pairs = [(one, answer) for one, line in zip(_of(part, prompts), drawn, strict=True) for answer in line["answers"]]
-    columns = [scorer([one for one, _ in pairs], [answer["message"] for _, answer in pairs]) for scorer in scorers]
-    sums = iter([None if None in scores else sum(scores) for scores in zip(*columns, strict=True)])
-    for line in drawn:
-        yield {"answers": [{**answer, "score": next(sums)} for answer in line["answers"]]}
+    return make
 
 
 def _by_function(function: Any, records: Sequence[Question], said: Sequence[Any]) -> Sequence[float | None]:

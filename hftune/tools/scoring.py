@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
@@ -18,15 +17,15 @@ from hftune.arguments.asking import ScoreArguments
 from hftune.checkpoints.folder_checks import check_recorded_whole
 from hftune.checkpoints.inputs import inputs_of
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
-from hftune.data.counts import FIX, Context, Counts, describe_turn_tokens
+from hftune.data.counts import FIX, Counts, describe_turn_tokens
 from hftune.data.encode_rewards import CHOSEN, REJECTED, Scored, ScoringEncoder
 from hftune.data.files import Row, chunks, find_files
 from hftune.data.formats import describe_unread, take_unread
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
+from hftune.inference.judging import RewardScorer, score_of
 from hftune.logging import get_logger, notice
 from hftune.publishing.folder import published_file
 from hftune.publishing.places import FILE, check_place
-from hftune.trainers.rewards.loading import load_reward_model, scores_steps, step_separator
 from hftune.trainers.rewards.score_batches import run_batches
 
 WINDOW = 1024
@@ -50,37 +49,25 @@ def score(args: ScoreArguments, argv: Sequence[str] = ()) -> dict[str, float]:
     raise_together(check_score(args))
     assert args.model is not None and args.input is not None
     files = find_files(args.input, "--input")
-    dtype, trusted = getattr(torch, args.dtype), args.trust_remote_code
-    model, tokenizer = load_reward_model(
-        args.model, dtype, flag="--model", trust_remote_code=trusted, template_arguments=args.template_arguments
-    )
-    # Not spread over GPUs: reward models are run by a single process, a batch at a time.
-    model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
-    make = ScoringEncoder(
-        tokenizer,
-        steps=scores_steps(model),
-        separator=args.step_separator or step_separator(args.model),
-        max_length=args.max_length,
-        borders_in_text=args.borders_in_text,
-        context=Context.of(model, tokenizer, f"--max_length keeps the end of longer ones; or {FIX}"),
-    )
-    scale, tally = read_scale(args.model), Tally()
+    loading = {"dtype": getattr(torch, args.dtype), "flag": "--model", "template_arguments": args.template_arguments}
+    reading = {"max_length": args.max_length, "borders_in_text": args.borders_in_text}
+    reading |= {"separator": args.step_separator} if args.step_separator else {}
+    fix = f"--max_length keeps the end of longer ones; or {FIX}"
+    scorer = RewardScorer(args.model, args, loading, fix, **reading)
+    scale, counts, values, margins = read_scale(args.model), Counts(), list[float](), list[float]()
     with _opened(args.output) as out:
-        rows = _good_rows((row for chunk in chunks(files) for row in chunk.rows()), make, args, tally)
+        rows = _encoded((row for chunk in chunks(files) for row in chunk.rows()), scorer.make, args, counts)
         # Batches of similar lengths need a choice of records; the whole file need not fit into memory.
         while window := list(islice(rows, WINDOW)):
-            run_batches(model, [one for _, found in window for one in found], tokenizer.pad_token_id, args.batch_tokens)
+            run_batches(scorer.model, [one for _, found in window for one in found], scorer.pad, args.batch_tokens)
             for row, found in window:
                 scores = scores_of(found, scale)
-                tally.add(scores, found)
+                values += [value for one in found if (value := scores[f"score{one.name}"]) is not None]
+                pair = [scores.get(f"score{name}") for name in (CHOSEN, REJECTED)]
+                margins += [pair[0] - pair[1]] if None not in pair else []
                 # `default`: Parquet has dates and decimals, for which JSON has no type.
                 out.write(json.dumps(row.value | scores, ensure_ascii=False, default=str) + "\n")
-    tally.say(args.output)
-    if tally.counts.bordered:
-        notice(describe_turn_tokens(tally.counts, args.borders_in_text))
-    for line in describe_unread(take_unread()):
-        notice(line)
-    return tally.figures()
+    return _told(counts, values, margins, args)
 
 
 def check_score(args: ScoreArguments) -> Iterator[UserError]:
@@ -101,10 +88,10 @@ def check_score(args: ScoreArguments) -> Iterator[UserError]:
         )
 
 
-def _good_rows(
-    rows: Iterable[Row | DataError], make: ScoringEncoder, args: ScoreArguments, tally: Tally
+def _encoded(
+    rows: Iterable[Row | DataError], make: ScoringEncoder, args: ScoreArguments, counts: Counts
 ) -> Iterator[tuple[Row, list[Scored]]]:
-    """Records with their conversations; a bad record stops the run, or is dropped and counted."""
+    """Records with their conversations, counted; a bad record stops the run, or is dropped."""
     for row in rows:
         try:
             if isinstance(row, DataError):
@@ -113,8 +100,11 @@ def _good_rows(
         except DataError as error:
             if args.on_bad_record != "drop":
                 raise
-            tally.dropped[error.kind] += 1
+            counts.drop(error.kind)
             continue
+        counts.rows += 1
+        counts.note_turn_tokens(token for one in found for token in one.turn_tokens)
+        counts.truncated += sum(one.truncated for one in found)
         yield row, found
 
 
@@ -127,9 +117,7 @@ def scores_of(found: list[Scored], scale: RewardScale | None) -> dict[str, Any]:
     """The fields that are added to a record."""
     written: dict[str, Any] = {}
     for one in found:
-        assert one.outputs is not None
-        # A chain of steps is as good as its worst one; a product would punish long answers.
-        value = min(one.outputs) if one.outputs else None
+        value = score_of(one)
         written[f"score{one.name}"] = value
         if scale is not None and value is not None:
             written[f"normalized_score{one.name}"] = scale.normalise(value)
@@ -138,44 +126,22 @@ def scores_of(found: list[Scored], scale: RewardScale | None) -> dict[str, Any]:
     return written
 
 
-class Tally:
-    """Scores and counts of all records, for the last lines of the log."""
-
-    def __init__(self) -> None:
-        self.records = self.truncated = 0
-        self.values: list[float] = []
-        self.margins: list[float] = []
-        self.dropped: Counter[str] = Counter()
-        self.counts = Counts()
-
-    def add(self, scores: dict[str, Any], found: list[Scored]) -> None:
-        """Add a record to the counts."""
-        self.records += 1
-        self.counts.rows += 1
-        self.counts.note_turn_tokens(token for one in found for token in one.turn_tokens)
-        self.truncated += sum(one.truncated for one in found)
-        self.values += [value for one in found if (value := scores[f"score{one.name}"]) is not None]
-        chosen, rejected = scores.get(f"score{CHOSEN}"), scores.get(f"score{REJECTED}")
-        if chosen is not None and rejected is not None:
-            self.margins.append(chosen - rejected)
-
-    def figures(self) -> dict[str, float]:
-        """The figures as plain numbers: records, and accuracy and margin where there were pairs."""
-        if not self.margins:
-            return {"records": self.records}
+def _told(counts: Counts, values: list[float], margins: list[float], args: ScoreArguments) -> dict[str, float]:
+    """Log counts and means of all records, and return those that `score` does."""
+    if counts.dropped:
+        why = ", ".join(f"{number} x {kind}" for kind, number in counts.dropped.items())
+        notice(f"{sum(counts.dropped.values())} records left out: {why}")
+    if counts.truncated:
+        notice(f"{counts.truncated} conversations lost their beginning (--max_length)")
+    if counts.bordered:
+        notice(describe_turn_tokens(counts, args.borders_in_text))
+    for line in describe_unread(take_unread()):
+        notice(line)
+    found: dict[str, float] = {"records": counts.rows}
+    told = f"{counts.rows} records scored" + (f", mean score {fmean(values):.4g}" if values else "")
+    if margins:
         # A tie is not right: a model that scores all alike has accuracy 0.
-        accuracy = fmean(margin > 0 for margin in self.margins)
-        return {"records": self.records, "accuracy": accuracy, "margin": fmean(self.margins)}
-
-    def say(self, output: str | None) -> None:
-        """Log the counts and means of all records."""
-        if self.dropped:
-            why = ", ".join(f"{number} x {kind}" for kind, number in self.dropped.items())
-            notice(f"{sum(self.dropped.values())} records left out: {why}")
-        if self.truncated:
-            notice(f"{self.truncated} conversations lost their beginning (--max_length)")
-        mean = f", mean score {fmean(self.values):.4g}" if self.values else ""
-        found, pairs = self.figures(), ""
-        if self.margins:
-            pairs = f"; {len(self.margins)} pairs: accuracy {found['accuracy']:.3f}, margin {found['margin']:.4g}"
-        get_logger().info("%s records scored%s%s%s", self.records, mean, pairs, f" -> {output}" if output else "")
+        found |= {"accuracy": fmean(margin > 0 for margin in margins), "margin": fmean(margins)}
+        told += f"; {len(margins)} pairs: accuracy {found['accuracy']:.3f}, margin {found['margin']:.4g}"
+    get_logger().info("%s%s", told, f" -> {args.output}" if args.output else "")
+    return found

@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.inputs import inputs_of
-from hftune.data.arrow_files import ArrowRecords
 from hftune.data.columns import apply_columns, check_columns, columns_found, parse_columns
 from hftune.data.encoder import default_workers, map_in_order
 from hftune.data.files import Chunk, FailedChunk, Row, RowOrError, chunks, find_files, is_compressed
@@ -42,7 +38,6 @@ ABOUT = np.dtype(
         ("stage", "<u1"),  # number of the kind of record in `FOR`; of one that cannot be used all below are 0
         ("exact", "<u8"),
         ("shingles", "<u4"),
-        ("length", "<u4"),  # characters
         ("signature", "<u4", (BANDS * ROWS,)),
         ("found", "<u4"),  # kinds of findings, a bit each
     ]
@@ -128,24 +123,17 @@ def _check(args: DataCheckArguments, sources: Sources, folder: Path | None) -> d
 
 
 def _counts(about: np.ndarray) -> dict[str, Any]:
-    """How many records there are, what they are for, what was found, and how many characters they have."""
-    usable = about[about["stage"] > 0]
-    kinds = Counter(FOR[number - 1] for number in usable["stage"].tolist())
+    """How many records there are, what they are for, and what was found."""
+    kinds = Counter(FOR[number - 1] for number in about["stage"].tolist() if number)
     found = Counter({kind: int((about["found"] & bit > 0).sum()) for kind, bit in _BITS.items()})
-    characters = {"total": int(usable["length"].sum(dtype=np.uint64)), "median": 0, "p95": 0, "longest": 0}
-    if len(usable):
-        shares = np.quantile(usable["length"], [0.5, 0.95, 1], method="inverted_cdf").tolist()
-        characters |= dict(zip(("median", "p95", "longest"), map(int, shares), strict=True))
     counts = {"kinds": dict(kinds.most_common()), "found": {kind: n for kind, n in found.most_common() if n}}
-    return {"records": len(about), **counts, "characters": characters}
+    return {"records": len(about), **counts}
 
 
 def _told(summary: Mapping[str, Any], findings: list[Finding]) -> Iterator[str]:
     """What was found, in a line or two for each source, and the first finding of each kind."""
     for name, source in summary["sources"].items():
-        lengths = "{median:,} characters at the median, {p95:,} at 95 %, {longest:,} at most"
-        told = lengths.format_map(source["characters"])
-        yield f"{name}: {source['records']:,} records ({_listed(source['kinds'])}); {told}"
+        yield f"{name}: {source['records']:,} records ({_listed(source['kinds'])})"
         if source["found"]:
             yield f"  found: {_listed(source['found'])}"
     for kind, meaning in KINDS.items():
@@ -259,7 +247,7 @@ def _scanned(
 def _faults(record: Record, about: np.void, leaks: LeakIndex | None) -> Iterator[tuple[str, str]]:
     """(kind, reason) of what is wrong with a record; its numbers are filled in."""
     shingles = shingles_of(record.compared)
-    about["stage"], about["length"] = FOR.index(record.kind) + 1, len(record.compared)
+    about["stage"] = FOR.index(record.kind) + 1
     about["exact"], about["shingles"], about["signature"] = record.exact, len(shingles), signature_of(shingles)
     if leaks and (reason := leaks.leak(shingles)):
         yield "leak", reason
@@ -308,24 +296,15 @@ def _decide(
 
 
 def _write_kept(file: Path, target: Path, kept: Iterator[bool]) -> None:
-    """Write the records of a file that are kept: rows of tables as a table, all others as lines of JSON."""
+    """Write the records of a file that are kept as lines of JSON."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        write = None
-        for chunk in chunks([file]):
-            if isinstance(chunk, ArrowRecords):
-                table = chunk.table()
-                if write is None:
-                    make = pq.ParquetWriter if target.suffix.lower() == ".parquet" else pa.ipc.new_stream
-                    write = stack.enter_context(make(str(target), table.schema)).write_table
-                write(table.filter(pa.array([next(kept, False) for _ in range(len(table))], pa.bool_())))
-                continue
-            # Halves of characters stay what they are in JSON: escapes.
-            with target.open("a", encoding="utf-8", errors="backslashreplace") as stream:
-                for row in chunk.rows():
-                    # An error has a record's place, too, unless it is about the whole file.
-                    if place_of(row)[1] > 0 and next(kept, False) and isinstance(row, Row):
-                        stream.write(json.dumps(row.value, ensure_ascii=False) + "\n")
+    # Halves of characters stay what they are in JSON: escapes.
+    with target.open("a", encoding="utf-8", errors="backslashreplace") as stream:
+        for row in (row for chunk in chunks([file]) for row in chunk.rows()):
+            # An error has a record's place, too, unless it is about the whole file.
+            if place_of(row)[1] > 0 and next(kept, False) and isinstance(row, Row):
+                # `default`: Parquet has dates and decimals, for which JSON has no type.
+                stream.write(json.dumps(row.value, ensure_ascii=False, default=str) + "\n")
     take_unread()
 
 
@@ -333,9 +312,8 @@ def _target(folder: Path, given: str, file: Path) -> Path:
     """A place below `kept` with the file's name, as in its folder; another one where two have the same."""
     root = Path(given).expanduser()
     name = file.relative_to(root) if root.is_dir() and file.is_relative_to(root) else Path(file.name)
-    if file.suffix.lower() not in (".parquet", ".arrow"):
-        # `d.txt`, `d.json` and `d.jsonl.gz` all become lines of JSON.
-        name = (name.with_suffix("") if is_compressed(file) else name).with_suffix(".jsonl")
+    # `d.txt`, `d.parquet` and `d.jsonl.gz` all become lines of JSON.
+    name = (name.with_suffix("") if is_compressed(file) else name).with_suffix(".jsonl")
     found, number = name, 1
     while (folder / found).exists():
         number += 1

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hftune.checkpoints.manifest import read_manifest
-from hftune.errors import ArgumentError, ManifestError
+from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LARGE, parse_json
@@ -72,13 +72,9 @@ def lines_of(folder: str) -> list[Line]:
 
     Raises:
         ArgumentError: It is of several.
-        ManifestError: It holds something else.
     """
     file = Path(folder) / RECORDS
     found: list[Line] = [parse_json(line, str(file)) for line in read_bytes(file, limit=LARGE).splitlines()]
-    if not all(map(_is_line, found)):
-        cause = f"{file} holds other lines than those that hftune evaluate writes"
-        raise ManifestError(cause, place="--against", fix="evaluate that model again")
     if len({line["model"] for line in found}) > 1:
         fix = "name the model itself, or an evaluation of one model"
         raise ArgumentError(f"{folder} is an evaluation of several models", place="--against", fix=fix)
@@ -126,17 +122,6 @@ def _aggregate(value: float, error: Any, records: int, less: bool) -> dict[str, 
         "records": records,
         "less_is_better": less,
     }
-
-
-def _is_line(line: Line) -> bool:
-    """Whether a line has the form of a record's: the folder may have come from anywhere."""
-    scores, texts = line.get("scores"), [line.get(name) for name in ("model", "record", "source")]
-    texts.append(line.get("digest", ""))
-    if not isinstance(scores, dict) or not all(isinstance(text, str) for text in texts):
-        return False
-    weight = line.get("weight", 1)
-    numbers = all(isinstance(one, int | float) for one in (weight, *scores.values()))
-    return numbers and 0 < weight < math.inf
 
 
 def by_task(lines: Iterable[Line]) -> dict[str, Scores]:

@@ -8,20 +8,21 @@ from __future__ import annotations
 import importlib.util
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
+from itertools import cycle
 from typing import Any
 
 from hftune.arguments.asking import ANSWER_TASKS, COMPARED_TASKS, OF_ANSWERS, OWN_TASKS, EvaluateArguments
-from hftune.checkpoints.folder_checks import check_recorded_whole
+from hftune.checkpoints.folder_checks import check_recorded, check_recorded_whole
 from hftune.checkpoints.inputs import inputs_of
 from hftune.checkpoints.manifest import text_fingerprint
 from hftune.data.files import Row
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.inference.generate import Answerer
-from hftune.inference.judging import AnswerScorer, Judge
+from hftune.inference.judging import Judge, RewardScorer
 from hftune.inference.loading import Talker, check_talker, load_talker
 from hftune.inference.questions import Question, question_of, rows_of
 from hftune.inference.results import Line, Parts, about_result, json_lines, parts_of, plan_of, publish
@@ -43,7 +44,7 @@ _HARNESS = "hftune.tools.evaluating.harness:Harness"
 
 @dataclass
 class Work:
-    """What is to be measured, and in which parts."""
+    """What is to be measured."""
 
     args: EvaluateArguments
     rows: list[tuple[Row, str]] = field(init=False)
@@ -63,27 +64,6 @@ class Work:
     def asked(self) -> list[Question]:
         """The questions of all records."""
         return [question_of(row) for row, _ in self.rows]
-
-    def parts(self, kind: str, number: int) -> list[str]:
-        """The names of a model's parts of one kind."""
-        return [f"{number}-{kind}-{start}" for start in range(0, len(self.rows), PART_RECORDS)]
-
-    def of(self, part: str) -> range:
-        """The records of a part."""
-        start = int(part.rpartition("-")[2])
-        return range(start, min(start + PART_RECORDS, len(self.rows)))
-
-    @property
-    def kinds(self) -> list[str]:
-        """Of parts, in the order of their lines in the result; those of `OF_ANSWERS` need no model."""
-        answers = not {*self.tasks}.isdisjoint((*ANSWER_TASKS, *OF_ANSWERS))
-        return [
-            kind for kind in ("loss", "answers", *OF_ANSWERS) if kind in self.tasks or (kind == "answers" and answers)
-        ]
-
-    def harness_parts(self, number: int) -> dict[str, str]:
-        """A model's parts of lm-eval, each with its task."""
-        return {f"{number}-lm_eval-{place}": task for place, task in enumerate(self.args.harness_tasks)}
 
     def named(self, place: int) -> dict[str, Any]:
         """A record's name and source, and a digest by which another evaluation knows it again."""
@@ -113,10 +93,8 @@ def evaluate(args: EvaluateArguments, argv: list[str]) -> dict[str, Any]:
     data = [(row.value, row.origin) for row, _ in work.rows]
     plan = plan_of(args, work.models, data, {"against", "models"})
     with parts_of(str(args.output_dir), plan) as parts:
-        for number, model in enumerate(work.models):
-            _measure(work, parts, number, model)
-        judge_answers(work, parts)
-        lines = _lines(work, parts)
+        lines = [line for number in range(len(work.models)) for line in _measured(work, parts, number)]
+        lines += judged(work, parts, lines)
         found = results(lines, args.against, _others(args, lines))
         if ranks.is_main():
             files = {
@@ -134,7 +112,9 @@ def check_evaluate(args: EvaluateArguments) -> Iterator[UserError]:
     """Everything that is wrong with the arguments."""
     if not args.models:
         yield ArgumentError("no model was named", place="--models", fix="hftune evaluate outputs/sft --eval_tasks loss")
-    compared = [args.against] if args.against and not is_evaluation(args.against) else []
+    compared = [args.against] if args.against else []
+    if compared and is_evaluation(compared[0]):
+        yield from check_recorded(compared.pop(), "--against")
     for name in dict.fromkeys([*(args.models or []), *compared]):
         fix = "give language models; --reward_model_path scores answers"
         yield from check_talker(name, "--models", fix, trust_remote_code=args.trust_remote_code)
@@ -142,10 +122,7 @@ def check_evaluate(args: EvaluateArguments) -> Iterator[UserError]:
     if not args.eval_tasks:
         yield ArgumentError("nothing to measure", place="--eval_tasks", fix="--eval_tasks loss exact_match")
     yield from _check_tasks(args)
-    if not args.output_dir:
-        yield ArgumentError("no folder for the results", place="--output_dir", fix="--output_dir outputs/evaluation")
-    else:
-        yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
+    yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
 
 
 def _check_tasks(args: EvaluateArguments) -> Iterator[UserError]:
@@ -180,34 +157,38 @@ def _check_records(work: Work) -> Iterator[UserError]:
             notice(f"{task}: {len(without)} of {len(work.asked)} records are without {what}, and not in the figure")
 
 
-def _measure(work: Work, parts: Parts, number: int, name: str) -> None:
-    """Make the parts of one model, which is freed afterwards; it is not loaded where all are there."""
+def _measured(work: Work, parts: Parts, number: int) -> list[Line]:
+    """The lines of one model, which is freed afterwards; it is not loaded where all its parts are there."""
+    name, places, found = work.models[number], range(len(work.rows)), list[Line]()
 
     @cache
     def talker() -> Talker:
         get_logger().info("evaluating %s", name)
         return load_talker(name, work.args)
 
-    for kind, make in (("loss", _losses), ("answers", _answers)):
-        if kind in work.kinds:
-            parts.make(work.parts(kind, number), partial(make, work, talker))
-    for part, task in work.harness_parts(number).items():
+    if "loss" in work.tasks:
+        found += parts.made(f"{number}-loss", places, PART_RECORDS, partial(_losses, work, talker))
+    if not {*work.tasks}.isdisjoint((*ANSWER_TASKS, *OF_ANSWERS)):
+        found += parts.made(f"{number}-answers", places, PART_RECORDS, partial(_answers, work, talker))
+    for place, task in enumerate(work.args.harness_tasks):
         # All processes share out the requests of a task, and so all of them look first.
+        part = f"{number}-lm_eval-{place}"
         done = parts.has(part)
         ranks.barrier()
         if not done:
             lines = on_demand(_HARNESS)(work.args).lines(talker(), task)
             if ranks.is_main():
                 parts.write(part, lines)
-    ranks.barrier()
+            ranks.barrier()
+        found += parts.read(part)
+    return [{"model": name, **line} for line in found]
 
 
-def _losses(work: Work, talker: Callable[[], Talker]) -> Callable[[str], Iterable[Line]]:
+def _losses(work: Work, talker: Callable[[], Talker]) -> Callable[[Sequence[int]], Iterator[Line]]:
     args = work.args
     losses = RecordLosses(talker(), args.max_length, args.borders_in_text, args.batch_tokens)
 
-    def make(part: str) -> Iterator[Line]:
-        places = work.of(part)
+    def make(places: Sequence[int]) -> Iterator[Line]:
         found = losses([work.rows[place][0] for place in places])
         for place, (loss, tokens) in zip(places, found, strict=True):
             # A record without a trained token within --max_length says nothing.
@@ -217,12 +198,11 @@ def _losses(work: Work, talker: Callable[[], Talker]) -> Callable[[str], Iterabl
     return make
 
 
-def _answers(work: Work, talker: Callable[[], Talker]) -> Callable[[str], Iterable[Line]]:
+def _answers(work: Work, talker: Callable[[], Talker]) -> Callable[[Sequence[int]], Iterator[Line]]:
     args = work.args
     answer = Answerer(talker(), args.borders_in_text, args.batch_tokens)
 
-    def make(part: str) -> Iterator[Line]:
-        places = work.of(part)
+    def make(places: Sequence[int]) -> Iterator[Line]:
         found = answer([work.asked[place] for place in places], max_new_tokens=args.max_new_tokens, do_sample=False)
         for place, one in zip(places, found, strict=True):
             record = work.asked[place]
@@ -232,38 +212,31 @@ def _answers(work: Work, talker: Callable[[], Talker]) -> Callable[[str], Iterab
     return make
 
 
-def judge_answers(work: Work, parts: Parts) -> None:
-    """Make the parts of `OF_ANSWERS`, of all models, by a reward model or a judge that is loaded once."""
-    for task in OF_ANSWERS:
-        names = [part for number in range(len(work.models)) for part in work.parts(task, number)]
-        if task in work.tasks:
-            parts.make(names, partial(_judging, work, parts, task))
+def judged(work: Work, parts: Parts, lines: Sequence[Line]) -> list[Line]:
+    """The lines of `OF_ANSWERS`, by a reward model or a judge that is loaded once for the answers of all models.
+
+    Args:
+        lines: Of each model the answers to all records, among others.
+    """
+    pairs = list(zip((line for line in lines if "answer" in line), cycle(work.asked), strict=False))
+    tasks = [task for task in OF_ANSWERS if task in work.tasks]
+    found = [parts.made(task, pairs, PART_RECORDS, partial(_judging, work.args, task)) for task in tasks]
+    return [line for lines in found for line in lines]
 
 
-def _judging(work: Work, parts: Parts, task: str) -> Callable[[str], Iterable[Line]]:
-    args = work.args
+def _judging(args: EvaluateArguments, task: str) -> Callable[[Sequence[tuple[Line, Question]]], Iterator[Line]]:
     if task == "judge":
         judge: Callable[..., list[float | None]] = Judge(str(args.judge_url), args.judge_model).wins
     else:
-        judge = AnswerScorer(str(args.reward_model_path), args).scores
+        judge = RewardScorer(str(args.reward_model_path), args).scores
 
-    def make(part: str) -> Iterator[Line]:
-        answers = parts.read([part.replace(f"-{task}-", "-answers-")])
-        found = judge([work.asked[place] for place in work.of(part)], [line["answer"] for line in answers])
-        for line, score in zip(answers, found, strict=True):
+    def make(pairs: Sequence[tuple[Line, Question]]) -> Iterator[Line]:
+        found = judge([question for _, question in pairs], [line["answer"] for line, _ in pairs])
+        for (line, _), score in zip(pairs, found, strict=True):
             if score is not None:
-                yield {name: line[name] for name in ("record", "digest", "source")} | {"scores": {task: score}}
+                yield {name: line[name] for name in ("model", "record", "digest", "source")} | {"scores": {task: score}}
 
     return make
-
-
-def _lines(work: Work, parts: Parts) -> list[Line]:
-    """The lines of all models, with the model's name."""
-    found: list[Line] = []
-    for number, model in enumerate(work.models):
-        names = [*(part for kind in work.kinds for part in work.parts(kind, number)), *work.harness_parts(number)]
-        found += [{"model": model, **line} for line in parts.read(names)]
-    return found
 
 
 def _others(args: EvaluateArguments, lines: Sequence[Line]) -> list[Any]:

@@ -246,7 +246,7 @@ class _Road:
     def _reward(self, arguments: Mapping[str, Positioned], names: Names) -> dict[str, Positioned]:
         """The argument with the latest reward model; empty if the stage names a reward itself, or none was trained."""
         models = [name for name, made in self.made.items() if made.scores]
-        if not models or {"reward_model_path", "reward_funcs", "reward_model", "judge_url"} & {*arguments}:
+        if not models or {"reward_model_path", "reward_funcs", "reward_model"} & {*arguments}:
             return {}
         names.used.add(f"stages.{models[-1]}")
         return {"reward_model_path": Positioned(self.made[models[-1]].results["model"], str(self.spec.file))}

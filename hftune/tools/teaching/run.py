@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from hftune.data.storage import tokenizer_key
 from hftune.data.teacher_targets import ABOUT, SHARD_KINDS, shard_name
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
-from hftune.inference.results import parts_of
+from hftune.inference.results import about_result, parts_of
 from hftune.logging import get_logger
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.opening.safetensors_file import map_arrays
@@ -36,12 +37,10 @@ from hftune.preflight.rules.data import check_data_flags
 from hftune.preflight.rules.distill import check_teachers
 from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place
-from hftune.secrets import command_without_secrets
-from hftune.tools.teaching.shards import Shard, Work, divide, is_whole, lost_mass, write_index
+from hftune.tools.teaching.shards import Shard, Work, divide, lost_mass, write_index
 from hftune.tools.teaching.teacher import Teacher, load_teacher
 from hftune.trainers.distillation.loading import check_tokenizers
 from hftune.visible import say
-from hftune.weight_files import fingerprint
 
 DEFAULT_K = 64
 NOTHING_LOST = {"mean": 0.0, "p99": 0.0}
@@ -53,6 +52,7 @@ def teach(arguments: RunArguments[DistillArguments], argv: list[str]) -> None:
     Raises:
         UserError: What is wrong with the arguments, together; a record that cannot be used; or the disk.
     """
+    began = time.time()
     model_args, data_args, adapter_args, args = arguments
     raise_together(
         [
@@ -73,10 +73,10 @@ def teach(arguments: RunArguments[DistillArguments], argv: list[str]) -> None:
     k = min(teacher.k or args.top_k or DEFAULT_K, teacher.vocabulary)
     work = divide(dataset, k)
     plan = _plan(work, teacher, tokenizer, args, k)
-    with parts_of(str(args.output_dir), plan, "targets-*.safetensors") as kept:
+    with parts_of(str(args.output_dir), plan) as kept:
         files = [kept.folder / shard_name(number) for number in range(work.shards)]
         # All look before the first one writes, so that all divide the same shards.
-        missing = [n for n, file in enumerate(files) if not is_whole(file, work.tokens_of(n), k)]
+        missing = [number for number, file in enumerate(files) if not file.is_file()]
         ranks.barrier()
         own = missing[ranks.rank() :: ranks.world_size()]
         with tqdm(own, unit=" shards", desc="teaching", delay=2, disable=not ranks.is_main()) as bar:
@@ -86,7 +86,7 @@ def teach(arguments: RunArguments[DistillArguments], argv: list[str]) -> None:
                 shard.save(files[number])
         ranks.barrier()
         if ranks.is_main():
-            _publish(files, work, plan, sources, args, argv)
+            _publish(files, work, plan, sources, args, argv, began)
 
 
 def check_teaching(args: DistillArguments) -> Iterator[UserError]:
@@ -141,6 +141,7 @@ def _publish(
     sources: dict[str, list[TokenizedSource]],
     args: DistillArguments,
     argv: list[str],
+    began: float,
 ) -> None:
     """Put all shards, the index and the manifest in place together."""
     lost = np.concatenate([np.zeros(0), *(lost_mass(map_arrays(file, SHARD_KINDS)["log_probs"]) for file in files)])
@@ -153,17 +154,9 @@ def _publish(
             except OSError:
                 shutil.copyfile(file, result / file.name)
         write_index(result, work)
-        parents = [name for name in args.teachers if manifests.read_manifest(name)]
-        about = {
-            "hftune": manifests.library_versions().get("hftune"),
-            "stage": "teach",
-            "status": manifests.COMPLETE,
-            "command": command_without_secrets(["hftune", "teach", *argv]),
-            "versions": manifests.library_versions(),
-            "parents": [{"folder": name, "fingerprint": fingerprint(name)} for name in parents],
-            "data": {name: _described(found) for name, found in sources.items()},
-            ABOUT: plan | {"lost_mass": figures},
-        }
+        about = about_result("teach", None, argv, args.teachers, began)
+        about |= {"data": {name: _described(found) for name, found in sources.items()}}
+        about[ABOUT] = plan | {"lost_mass": figures}
         manifests.finish_manifest(result, about)
     get_logger().info(
         "%s tokens of %s records, the %s most likely at each: lost mass %.2g on average, 99th percentile %.2g",

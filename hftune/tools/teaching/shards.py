@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from datasets import Dataset
 from safetensors.numpy import save, save_file
 
-from hftune.data.teacher_targets import INDEX, SHARD_KINDS, hashes_of
-from hftune.errors import ManifestError
-from hftune.opening.safetensors_file import map_arrays, read_safetensors_header
+from hftune.data.teacher_targets import INDEX, hashes_of
 from hftune.publishing.disk import write_file
 
 SHARD_BYTES = 1 << 25
@@ -85,24 +82,7 @@ class Shard:
     def save(self, file: Path) -> None:
         """Write the whole of it, or nothing."""
         assert (self.arrays["ids"] >= 0).all(), "each place once"
-        write_file(file, save(self.arrays, {"digest": _digest(self.arrays)}))
-
-
-def is_whole(file: Path, tokens: int, k: int) -> bool:
-    """Whether a shard is there to the byte as `Shard` writes it: what a killed process has left may be damaged."""
-    try:
-        arrays, metadata = map_arrays(file, SHARD_KINDS), read_safetensors_header(file).metadata
-    except (ManifestError, OSError):
-        return False
-    fits = all(values.shape == (tokens, k) for values in arrays.values())
-    return fits and not file.is_symlink() and metadata.get("digest") == _digest(arrays)
-
-
-def _digest(arrays: dict[str, np.ndarray]) -> str:
-    state = xxhash.xxh3_128()
-    for name in sorted(arrays):
-        state.update(arrays[name].tobytes())
-    return state.hexdigest()
+        write_file(file, save(self.arrays))
 
 
 def lost_mass(log_probs: np.ndarray) -> np.ndarray:

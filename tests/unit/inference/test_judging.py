@@ -1,4 +1,4 @@
-"""Judges of answers: both orders, ties, which score counts, and what they are shown."""
+"""Judges of answers: both orders and ties."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hftune.inference.judging import Judge, outcome, score, verdict
-from hftune.inference.questions import Question, asked
+from hftune.inference.judging import Judge, outcome, verdict
+from hftune.inference.questions import Question
 from tests.answering import server
 
 
@@ -72,39 +72,3 @@ def test_no_questions_ask_nobody() -> None:
     with server(lambda path, body: (500, {})) as service:
         assert Judge(service.url, None).wins([], []) == []
     assert service.requests == []
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("Score: 7", 7.0),
-        ("It would be a score of 3 at best.\n**Score:** 8.5/10", 8.5),
-        ("score - 4", None),
-        ("Score: 10", 10.0),
-        ("Score: 1 / 10", 1.0),
-        ("Score: 0", None),
-        ("Score: 11", None),
-        ("Score: 5/100", None),
-        ("I cannot say", None),
-        ("Score: 9\nSCORE: 2", 2.0),
-    ],
-)
-def test_the_last_score_counts(text: str, value: float | None) -> None:
-    assert score(text) == value
-
-
-def test_what_a_judge_is_shown() -> None:
-    def answer(path: str, body: Any) -> tuple[int, dict[str, Any]]:
-        text = body["messages"][0]["content"]
-        said = "Score: 9" if "known to be right" in text else "I cannot say"
-        return 200, {"choices": [{"message": {"content": said}, "finish_reason": "stop"}]}
-
-    records = [replace(asked("What is 1 plus {x}?"), right="2"), asked("Why?")]
-    with server(answer) as found:
-        said = [{"role": "assistant", "content": "two"}, {"role": "assistant"}]
-        assert Judge(found.url, "j").scores(records, said) == [9.0, None]
-    shown = sorted(body["messages"][0]["content"] for _, body, _ in found.requests)
-    known, bare = sorted(shown, key=lambda text: "known" not in text)
-    assert "[conversation]\nuser: What is 1 plus {x}?\n\n[answer]\ntwo\n" in known
-    assert "[an answer that is known to be right]\n2\n" in known and "[answer]\n\n" in bare
-    assert all(body["temperature"] == 0 and body["model"] == "j" for _, body, _ in found.requests)

@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from hftune.distributed import ranks
-from hftune.errors import ManifestError
 from hftune.inference.results import Line, parts_of
 
 PLAN = {"models": ["a"]}
 
 
 def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
-    output, made = str(tmp_path / "out"), []
+    output, made = str(tmp_path / "out"), list[str]()
 
-    def make(name: str) -> Iterator[Line]:
-        if name == "c" and len(made) < 3:
+    def make(items: Sequence[str]) -> Iterator[Line]:
+        if "c" in items and made == ["ab"]:
+            made.append("killed")
             raise KeyboardInterrupt
-        made.append(name)
-        yield {"name": name, "text": "é\udce9\n"}
-        yield {"name": name}
+        made.append("".join(items))
+        yield from ({"name": name, "text": "é\udce9\n"} for name in items)
 
     with pytest.raises(KeyboardInterrupt), parts_of(output, PLAN) as parts:
-        parts.make(["a", "b", "c"], lambda: make)
-    assert made == ["a", "b"]
-    made.append("killed")
+        parts.made("letters", "abcde", 2, lambda: make)
     with parts_of(output, PLAN) as parts:
-        assert parts.has("a") and not parts.has("c")
-        parts.make(["a", "b", "c"], lambda: make)
-        assert [line["name"] for line in parts.read(["c", "a"])] == ["c", "c", "a", "a"]
-        assert parts.read(["a"])[0]["text"] == "é?\n"
-    assert made == ["a", "b", "killed", "c"] and list(tmp_path.iterdir()) == []
+        lines = parts.made("letters", "abcde", 2, lambda: make)
+        assert [line["name"] for line in lines] == list("abcde") and lines[0]["text"] == "é?\n"
+        assert parts.made("letters", "abcde", 2, lambda: pytest.fail("nothing is missing")) == lines
+    assert made == ["ab", "killed", "cd", "e"] and list(tmp_path.iterdir()) == []
 
 
 def test_parts_of_another_plan_are_made_again(tmp_path: Path) -> None:
     output = str(tmp_path / "out")
     with pytest.raises(RuntimeError), parts_of(output, PLAN) as parts:
-        parts.write("a", [{"of": 1}])
+        parts.write("a-0", [{"of": 1}])
         raise RuntimeError
     with pytest.raises(RuntimeError), parts_of(output, PLAN) as parts:
-        assert parts.has("a")
+        assert parts.has("a-0")
         raise RuntimeError
     with parts_of(output, {"models": ["b"]}) as parts:
-        assert not parts.has("a")
+        assert not parts.has("a-0")
 
 
 def test_processes_share_them_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,26 +49,8 @@ def test_processes_share_them_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
     with parts_of(str(tmp_path / "out"), PLAN) as parts:
         parts.folder.mkdir()
-        parts.write("b", [])
-        parts.make(list("abcde"), lambda: lambda name: [])
-        # Of a, c, d and e every second one.
-        assert sorted(file.stem for file in parts.folder.glob("*.jsonl")) == ["b", "c", "e"]
-
-
-def test_a_damaged_part_is_made_again(tmp_path: Path) -> None:
-    with parts_of(str(tmp_path / "out"), PLAN) as parts:
-        parts.write("a", [{"score": 0.5}, {"score": 1.0}])
-        parts.write("empty", [])
-        file = parts.folder / "a.jsonl"
-        whole = file.read_bytes()
-        assert parts.has("a") and parts.has("empty") and parts.read(["a", "empty"]) == [{"score": 0.5}, {"score": 1.0}]
-        for place in range(len(whole)):
-            file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-            assert not parts.has("a"), place
-        for content in (b"", whole[:-1], whole[: whole.index(b"\n") + 1], whole + whole, whole * 2 + b"\n"):
-            file.write_bytes(content)
-            assert not parts.has("a")
-        with pytest.raises(ManifestError, match="other contents"):
-            parts.read(["a"])
-        parts.make(["a", "empty"], lambda: lambda name: [{"score": name}])
-        assert parts.read(["a", "empty"]) == [{"score": "a"}]
+        parts.write("a-1", [])
+        monkeypatch.setattr(parts, "read", lambda name: [])
+        parts.made("a", range(5), 1, lambda: lambda items: [])
+        # Of 0, 2, 3 and 4 every second one.
+        assert sorted(file.stem for file in parts.folder.glob("*.jsonl")) == ["a-1", "a-2", "a-4"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -139,38 +138,14 @@ def test_a_server_answers(prompts: Path, tmp_path: Path) -> None:
     assert len(bodies) == 6 and all(body["model"] == "served" and body["max_tokens"] == 12 for body in bodies)
 
 
-def test_a_judge_adds_its_score(prompts: Path, tmp_path: Path) -> None:
-    """Of the two answers to each prompt, "long..." and "b", it likes the shorter one more than its length costs."""
-    drawn = {f"What is {a} plus 1?": cycle(["long answer", "b"]) for a in range(3)}
-
-    def answer(path: str, body: Any) -> tuple[int, dict[str, Any]]:
-        text = body["messages"][-1]["content"]
-        if "[answer]" not in text:
-            said = next(drawn[text])
-        elif "plus 1?" in text and "What is 2" in text:
-            said = "I cannot say"
-        else:
-            said = "Score: 1" if "long answer" in text else "Score: 10"
-        return 200, {"choices": [{"message": {"content": said}, "finish_reason": "stop"}]}
-
-    with server(answer) as service:
-        judged = ["--judge_url", service.url, "--judge_model", "j"]
-        flags = ["--server_url", service.url, "--server_model", "s", "--num_generations", 2, *judged]
-        records = sampled(tmp_path / "o", prompts, *flags)
-        longest = ["--reward_funcs", f"{prompts}/longest.py:longest"]
-        both = sampled(tmp_path / "p", prompts, *flags, *longest)
-    assert [one["messages"][-1]["content"] for one in records] == ["b", "b"], "without a score nothing is kept"
-    scores = [[answer["score"] for answer in one["answers"]] for one in answers(tmp_path / "p")]
-    assert sorted(scores[0]) == [10 + 1, 11 + 1] and scores[2] == [None, None]
-    assert [one["messages"][-1]["content"] for one in both] == ["long answer", "long answer"]
-
-
 def test_what_is_wrong_is_said_at_once(talkative: Path, prompts: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError) as refused:
         dispatch(["sample", "--keep", "pairs", "--num_generations", "1", "--temperature", "0"])
-    told = ("from a model, or from a server", "no prompts", "nothing scores", "needs 2", "all be the same", "no folder")
+    told = ("from a model, or from a server", "no prompts", "nothing scores", "needs 2", "all be the same", "no output")
     for said in told:
         assert said in str(refused.value)
+    with pytest.raises(ArgumentError, match="--judge_url was removed"):
+        dispatch(["sample", "--judge_url", "http://localhost:1"])
     with pytest.raises(DataError, match="nothing is kept: 12 answers to 3 prompts"):
         flags = ["--reward_funcs", f"{prompts}/longest.py:longest", "--threshold", 1000]
         sampled(tmp_path / "o", prompts, talkative, *flags)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import random
@@ -53,9 +54,6 @@ def test_what_is_left_out_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert data.read_bytes() == before
     (about,) = summary["sources"].values()
     assert about["kinds"] == {"conversation": 5}
-    assert about["characters"]["longest"] == max(
-        sum(len(turn["content"]) for turn in one["messages"]) + 1 for one in GOOD[:4]
-    )
     said = capsys.readouterr().out
     assert "4 of 6 records are left; left out: 1 unusable, 1 duplicate" in said
     assert f"duplicate (equal to an earlier record), the first: {data}:4 equals {data}:1" in said
@@ -113,12 +111,6 @@ def test_counts_of_a_source(tmp_path: Path) -> None:
     summary, _ = checked(tmp_path / "o", tmp_path / "d")
     (about,) = summary["sources"].values()
     assert about["records"] == 6 and about["found"] == {"duplicate": 4}
-    said = "One and one?\nAdd them.\nIt is 2."
-    called = f"One and one?\n{json.dumps(call)}\n2\nAdd them.\nIt is 2."
-    lengths = about["characters"]
-    assert lengths["longest"] == len(called) and lengths["total"] == 3 * (len(said) + len(called))
-    # To 5 %, as the page says.
-    assert [lengths["median"], lengths["p95"]] == pytest.approx([len(said), len(called)], rel=0.05)
 
 
 def test_nothing_is_left_out_unless_asked(tmp_path: Path) -> None:
@@ -167,6 +159,7 @@ def test_leaks(tmp_path: Path) -> None:
     assert f"1 record(s) of the evaluation data cannot be read (first: {evaluation}:2)" in "".join(notices())
 
 
+DAY = datetime.date(2026, 1, 2)
 FORMATS = {
     "jsonl": lambda file, texts: file.write_bytes(
         "".join(json.dumps({"text": t}, ensure_ascii=False, separators=(", ", ":  ")) + "\r\n" for t in texts).encode()
@@ -175,24 +168,21 @@ FORMATS = {
     "jsonl.gz": lambda file, texts: file.write_bytes(
         gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in texts).encode())
     ),
-    "parquet": lambda file, texts: pq.write_table(pa.table({"text": texts, "n": range(len(texts))}), file),
+    "parquet": lambda file, texts: pq.write_table(pa.table({"text": texts, "day": [DAY] * len(texts)}), file),
 }
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_what_is_left_is_a_table_or_lines(tmp_path: Path, kind: str) -> None:
+def test_what_is_left_is_lines(tmp_path: Path, kind: str) -> None:
     texts = [made.sentence(RNG, 20) for _ in range(4)]
     file = tmp_path / "in" / f"d.{kind}"
     file.parent.mkdir()
     FORMATS[kind](file, [*texts[:2], texts[0], *texts[2:], texts[3]])
     summary, found = checked(tmp_path / "o", file.parent)
     assert found[0][0] == "duplicate" and summary["kept"] == 4
-    if kind == "parquet":
-        kept = pq.read_table(tmp_path / "o" / "kept" / "d.parquet")
-        assert kept.to_pydict() == {"text": texts, "n": [0, 1, 3, 4]}
-        return
     lines = (tmp_path / "o" / "kept" / "d.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["text"].strip() for line in lines] == texts
+    assert kind != "parquet" or json.loads(lines[0])["day"] == "2026-01-02"
 
 
 def test_without_a_folder_only_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

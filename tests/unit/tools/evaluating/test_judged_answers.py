@@ -11,7 +11,7 @@ import pytest
 from hftune.arguments.asking import EvaluateArguments
 from hftune.inference.results import Parts
 from hftune.tools.evaluating import run as run_module
-from hftune.tools.evaluating.run import Work, judge_answers
+from hftune.tools.evaluating.run import Work, judged
 from tests.answering import server
 from tests.unit.tools import alone
 
@@ -22,26 +22,26 @@ RECORDS = [
 ]
 
 
+# What two models answered.
+LINES = [
+    {
+        "model": model,
+        "record": f"a.jsonl:{n + 1}",
+        "digest": f"{n}",
+        "source": "a.jsonl",
+        "answer": {"role": "assistant", "content": f"{number}{n}"},
+    }
+    for number, model in enumerate("mn")
+    for n in range(3)
+]
+
+
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
-    """With the answers of two models, two records a part."""
+    """Two records a part."""
     monkeypatch.setattr(run_module, "PART_RECORDS", 2)
-    (tmp_path / "parts").mkdir()
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
-    found = Parts(tmp_path / "parts")
-    for model in (0, 1):
-        lines = [
-            {
-                "record": f"a.jsonl:{n + 1}",
-                "digest": f"{n}",
-                "source": "a.jsonl",
-                "answer": {"role": "assistant", "content": f"{model}{n}"},
-            }
-            for n in range(3)
-        ]
-        found.write(f"{model}-answers-0", lines[:2])
-        found.write(f"{model}-answers-2", lines[2:])
-    return found
+    return Parts(tmp_path / "parts")
 
 
 def work(tmp_path: Path, **given: Any) -> Work:
@@ -61,24 +61,23 @@ def test_a_judge_compares_with_the_records_own_answer(parts: Parts, tmp_path: Pa
         return 200, {"choices": [{"message": {"content": f"Verdict: {said}"}, "finish_reason": "stop"}]}
 
     with server(answer) as asked:
-        judged = work(tmp_path, eval_tasks=["judge"], judge_url=asked.url, judge_model="j")
-        judge_answers(judged, parts)
+        asking = work(tmp_path, eval_tasks=["judge"], judge_url=asked.url, judge_model="j")
+        found = judged(asking, parts, LINES)
         # Of each model two records in both orders: the second record has nothing to compare with.
         assert len(asked.requests) == 2 * 2 * 2
-        judge_answers(judged, parts)
-        assert len(asked.requests) == 8, "what is there is not asked again"
-    for model, value in ((0, 0.0), (1, 1.0)):
-        assert parts.read([f"{model}-judge-0", f"{model}-judge-2"]) == [
-            {"record": "a.jsonl:1", "digest": "0", "source": "a.jsonl", "scores": {"judge": value}},
-            {"record": "a.jsonl:3", "digest": "2", "source": "a.jsonl", "scores": {"judge": value}},
-        ]
-    assert not parts.has("0-reward-0"), "it was not asked for"
+        assert judged(asking, parts, LINES) == found and len(asked.requests) == 8, "what is there is not asked again"
+    about = {"source": "a.jsonl"}
+    assert found == [
+        about | {"model": model, "record": f"a.jsonl:{n}", "digest": f"{n - 1}", "scores": {"judge": value}}
+        for model, value in (("m", 0.0), ("n", 1.0))
+        for n in (1, 3)
+    ]
 
 
 def test_a_reward_model_scores_question_and_answer(parts: Parts, tiny_rewards: dict[str, Path], tmp_path: Path) -> None:
     reward = tiny_rewards["score"]
-    judge_answers(work(tmp_path, eval_tasks=["reward"], reward_model_path=str(reward), use_cpu=True), parts)
-    found = parts.read(["0-reward-0", "0-reward-2", "1-reward-0", "1-reward-2"])
+    asking = work(tmp_path, eval_tasks=["reward"], reward_model_path=str(reward), use_cpu=True)
+    found = judged(asking, parts, [{"model": "m", "record": "of lm-eval"}, *LINES])
     assert [line["record"] for line in found] == [f"a.jsonl:{n}" for n in (1, 2, 3)] * 2
     questions = ["What is 1 plus 1?", "Say anything.", "Why?"]
     for place, line in enumerate(found):

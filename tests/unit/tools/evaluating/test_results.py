@@ -2,44 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hftune.errors import UserError
 from hftune.logging import notices
-from hftune.tools.evaluating.results import RECORDS, figure, lines_of, lines_of_results, results
-
-LINE = {"model": "m", "record": "d:1", "source": "d", "weight": 3, "scores": {"loss": 0.5}}
-
-
-def write(folder: Path, *lines: object) -> str:
-    (folder / RECORDS).write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
-    return str(folder)
-
-
-def test_what_was_written_is_read(tmp_path: Path) -> None:
-    without = {name: value for name, value in LINE.items() if name != "weight"}
-    folder = write(tmp_path, LINE, without | {"scores": {"exact_match": 1, "loss": float("nan")}})
-    assert len(lines_of(folder)) == 2
-    assert results(lines_of(folder), None, [])["models"]["m"]["exact_match"]["value"] == 1
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("[]", "no JSON", LINE | {"scores": []}, LINE | {"scores": {"loss": "x"}}),
-        *(LINE | {name: 5} for name in ("model", "record", "source", "digest")),
-        *(LINE | {"weight": value} for value in (0, "x", float("nan"), float("inf"))),
-    ],
-)
-def test_what_is_no_record_is_refused(line: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError):
-        lines_of(write(tmp_path, LINE, line))
+from hftune.tools.evaluating.results import figure, lines_of_results, results
 
 
 def _lines(model: str, *records: tuple[str, float]) -> list[dict[str, Any]]:

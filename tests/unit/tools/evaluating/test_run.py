@@ -18,7 +18,7 @@ from hftune.data.counts import Counts
 from hftune.data.encode import ChatEncoder
 from hftune.data.files import Row
 from hftune.digests import changed_files
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, UserError
 from hftune.logging import notices
 from tests.unit.tools import alone
 
@@ -107,6 +107,14 @@ def test_answers_are_the_models_own(tiny_model: Path, tiny_adapter: Path, data: 
     )
     (less,) = found["differences"].values()
     assert less["exact_match"] == {"value": 0, "low": 0, "high": 0, "records": 3} == less["math"]
+    # One that was changed since, and one of two models.
+    records = tmp_path / "o" / "records.jsonl"
+    records.write_text(records.read_text().replace("0.0", "1.0"))
+    with pytest.raises(UserError, match="not as hftune wrote it"):
+        evaluated(tmp_path / "q", data, tiny_model, "--eval_tasks", "math", "--against", tmp_path / "o")
+    evaluated(tmp_path / "two", data, tiny_model, tiny_adapter, "--eval_tasks", "loss")
+    with pytest.raises(ArgumentError, match="an evaluation of several models"):
+        evaluated(tmp_path / "q", data, tiny_model, "--eval_tasks", "loss", "--against", tmp_path / "two")
 
 
 def test_the_folder_says_how_it_was_made(tiny_model: Path, data: Path, tmp_path: Path) -> None:
@@ -129,7 +137,7 @@ def test_everything_that_is_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("hftune.tools.evaluating.harness.TaskManager", few)
     with pytest.raises(ArgumentError) as refused:
         dispatch(["evaluate", "--eval_tasks", "exact_mach", "loss"])
-    for said in ("no model was named", "did you mean exact_match?", "no held-out records", "no folder for the results"):
+    for said in ("no model was named", "did you mean exact_match?", "no held-out records", "no output folder"):
         assert said in str(refused.value)
 
 

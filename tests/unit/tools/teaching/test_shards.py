@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hftune.data.teacher_targets import SHARD_KINDS
-from hftune.opening.safetensors_file import map_arrays, read_safetensors_header
+from hftune.opening.safetensors_file import map_arrays
 from hftune.tools.teaching import shards
-from hftune.tools.teaching.shards import Shard, divide, is_whole, lost_mass
+from hftune.tools.teaching.shards import Shard, divide, lost_mass
 from tests.unit.data.target_files import SMALL, K, conversations, fill, said_at
 
 
@@ -29,12 +29,6 @@ def test_records_are_asked_about_once_and_stay_whole(monkeypatch: pytest.MonkeyP
     assert divide(dataset, K).shards == 5
 
 
-def shard(tokens: int = 19) -> Shard:
-    found = Shard(tokens, K)
-    found.write(np.arange(tokens), np.arange(tokens * K).reshape(tokens, K), np.full((tokens, K), -2.0))
-    return found
-
-
 def test_a_shard_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "LEAST_SHARDS", 1)
     work = divide(conversations([8, 5, 12]), K)
@@ -49,24 +43,6 @@ def test_a_shard_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
     found = map_arrays(file, SHARD_KINDS)
     for name, wanted in zip(("ids", "log_probs"), said_at(np.arange(19)), strict=True):
         np.testing.assert_allclose(found[name], wanted, rtol=1e-6)
-
-
-def test_a_shard_that_was_left_is_believed_to_the_byte_only(tmp_path: Path) -> None:
-    file, whole = tmp_path / "one", tmp_path / "whole"
-    shard().save(whole)
-    assert is_whole(whole, 19, K) and not is_whole(whole, 18, K) and not is_whole(whole, 19, K + 1)
-    content, header = whole.read_bytes(), read_safetensors_header(whole)
-    for place in (header.data, len(content) - 1, *(content.index(text) for text in (b"digest", b"I32"))):
-        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        assert not is_whole(file, 19, K), place
-    # Of other types, which have as many bytes; without a digest; cut off; nothing; a link.
-    for other in (content.replace(b'"F32"', b'"I32"'), content.replace(b"digest", b"dugest"), b"", content[:-1]):
-        file.write_bytes(other)
-        assert not is_whole(file, 19, K)
-    file.unlink()
-    assert not is_whole(file, 19, K)
-    file.symlink_to(whole)
-    assert not is_whole(file, 19, K)
 
 
 def test_lost_mass() -> None:

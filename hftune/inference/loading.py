@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,17 @@ class Talker:
     ends: list[int]
 
 
-def check_talker(name: str, flag: str, fix: str, *, trust_remote_code: bool) -> Iterator[UserError]:
-    """What is wrong with a folder that should talk, and with what it lies upon, before anything is loaded.
+def check_talkers(names: Iterable[str] | None, flag: str, *, trust_remote_code: bool) -> Iterator[UserError]:
+    """What is wrong with folders that should talk, and with what they lie upon, before anything is loaded."""
+    if not names:
+        yield ArgumentError(
+            "no model was named", place=flag, fix="give a folder (whole, merged, adapter) or a Hub name"
+        )
+    for name in dict.fromkeys(names or ()):
+        yield from _check_talker(name, flag, trust_remote_code)
 
-    Args:
-        fix: What to do where it is a reward model.
-    """
+
+def _check_talker(name: str, flag: str, trust_remote_code: bool) -> Iterator[UserError]:
     if not Path(name).is_dir():
         return
     if not is_model(Path(name)):
@@ -61,6 +66,7 @@ def check_talker(name: str, flag: str, fix: str, *, trust_remote_code: bool) -> 
     problems = list(check_recorded_whole(name, flag))
     yield from problems
     if not problems and _scores(name, flag, trust_remote_code):
+        fix = "give a language model; `hftune score` asks a reward model, --reward_model_path scores answers"
         yield ArgumentError(f"{name} is a reward model and says nothing", place=flag, fix=fix)
 
 

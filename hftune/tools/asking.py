@@ -22,7 +22,7 @@ from hftune.data.formats import describe_unread, take_unread
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.inference.generate import Answerer
 from hftune.inference.judging import RewardScorer
-from hftune.inference.loading import check_talker, load_talker
+from hftune.inference.loading import check_talkers, load_talker
 from hftune.inference.questions import Question, asked, question_of, rows_of
 from hftune.inference.results import about_result, publish
 from hftune.logging import get_logger, notice
@@ -71,11 +71,7 @@ def ask(args: AskArguments, argv: list[str]) -> dict[str, Any]:
 
 def check_ask(args: AskArguments) -> Iterator[UserError]:
     """Everything that is wrong with the arguments."""
-    if not args.models:
-        yield ArgumentError("no model was named", place="--models", fix="hftune ask --models BASE outputs/sft-merged")
-    for name in args.models or []:
-        fix = "give language models; --reward_model_path scores their answers"
-        yield from check_talker(name, "--models", fix, trust_remote_code=args.trust_remote_code)
+    yield from check_talkers(args.models, "--models", trust_remote_code=args.trust_remote_code)
     yield from check_recorded_whole(args.reward_model_path, "--reward_model_path")
     if not args.questions and not args.question_file:
         yield ArgumentError("there are no questions", place="--questions", fix='--questions "Who are you?"')

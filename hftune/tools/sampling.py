@@ -23,7 +23,7 @@ from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, DataError, UserError, raise_together
 from hftune.inference.generate import Answer, Answerer
 from hftune.inference.judging import ChatServer, RewardScorer
-from hftune.inference.loading import check_talker, load_talker
+from hftune.inference.loading import check_talkers, load_talker
 from hftune.inference.questions import Question, question_of, rows_of
 from hftune.inference.results import Line, about_result, json_lines, parts_of, plan_of, publish
 from hftune.logging import get_logger
@@ -84,8 +84,7 @@ def check_sample(args: SampleArguments) -> Iterator[UserError]:
         fix = "hftune sample MODEL, or --server_url http://host:port"
         yield ArgumentError("answers come from a model, or from a server", place=f"{where}, --server_url", fix=fix)
     elif name:
-        fix = "give a language model; --reward_model_path scores answers"
-        yield from check_talker(name, where, fix, trust_remote_code=args.trust_remote_code)
+        yield from check_talkers([name], where, trust_remote_code=args.trust_remote_code)
     if not args.train_file_dir:
         yield ArgumentError("there are no prompts", place=_PROMPTS, fix=f"{_PROMPTS} FILE_OR_FOLDER")
     yield from _check_scorers(args)

@@ -17,7 +17,7 @@ from hftune.data.messages import Message
 from hftune.data.records import to_conversation
 from hftune.data.tool_calls import parse_tools
 from hftune.errors import ArgumentError, DataError, UserError, did_you_mean, raise_together
-from hftune.inference.loading import check_talker, load_talker
+from hftune.inference.loading import check_talkers, load_talker
 from hftune.inference.questions import rows_of
 from hftune.logging import notice
 from hftune.opening.files import read_bytes
@@ -48,11 +48,9 @@ def chat(args: ChatArguments, argv: Sequence[str] = ()) -> None:
             question that cannot be answered.
         DataError: The file of tools holds none.
     """
-    raise_together(check_models(args))
+    raise_together(check_chat(args))
     (name,) = args.models or []
     tools = _tools(args.tools)
-    fix = "give a language model; hftune score asks a reward model"
-    raise_together(check_talker(name, "--models", fix, trust_remote_code=args.trust_remote_code))
     speaker = Speaker(load_talker(name, args), args, system_of(name, args), tools)
     at_terminal = sys.stdin.isatty()
     if at_terminal:
@@ -60,13 +58,12 @@ def chat(args: ChatArguments, argv: Sequence[str] = ()) -> None:
     Chat(speaker, args, patient=at_terminal).run(lines())
 
 
-def check_models(args: ChatArguments) -> Iterator[ArgumentError]:
-    """Models that are too few or too many."""
-    if not args.models:
-        yield ArgumentError("no model was named", place="--models", fix="hftune chat outputs/sft-merged")
-    elif len(args.models) > 1:
+def check_chat(args: ChatArguments) -> Iterator[UserError]:
+    """Everything that is wrong with the model."""
+    yield from check_talkers(args.models, "--models", trust_remote_code=args.trust_remote_code)
+    if len(args.models or []) > 1:
         fix = "name one; hftune ask puts the same questions to any number"
-        yield ArgumentError(f"{len(args.models)} models are named, and one talks", place="--models", fix=fix)
+        yield ArgumentError(f"{len(args.models or [])} models are named, and one talks", place="--models", fix=fix)
 
 
 def system_of(name: str, args: ChatArguments) -> str | None:

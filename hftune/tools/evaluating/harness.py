@@ -39,11 +39,7 @@ class Harness:
 
     @cached_property
     def manager(self) -> TaskManager:
-        """lm-eval's index of tasks; that of its own takes seconds to read, and is not where files name all."""
-        if self.args.include_path:
-            own = TaskManager(include_path=self.args.include_path, include_defaults=False)
-            if {*self.args.harness_tasks} <= {*own.all_tasks}:
-                return own
+        """lm-eval's index of tasks."""
         return TaskManager(include_path=self.args.include_path)
 
     def problems(self) -> Iterator[ArgumentError]:

@@ -23,7 +23,7 @@ from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.inference.generate import Answerer
 from hftune.inference.judging import Judge, RewardScorer
-from hftune.inference.loading import Talker, check_talker, load_talker
+from hftune.inference.loading import Talker, check_talkers, load_talker
 from hftune.inference.questions import Question, question_of, rows_of
 from hftune.inference.results import Line, Parts, about_result, json_lines, parts_of, plan_of, publish
 from hftune.logging import get_logger, notice
@@ -110,14 +110,11 @@ def evaluate(args: EvaluateArguments, argv: list[str]) -> dict[str, Any]:
 
 def check_evaluate(args: EvaluateArguments) -> Iterator[UserError]:
     """Everything that is wrong with the arguments."""
-    if not args.models:
-        yield ArgumentError("no model was named", place="--models", fix="hftune evaluate outputs/sft --eval_tasks loss")
-    compared = [args.against] if args.against else []
-    if compared and is_evaluation(compared[0]):
-        yield from check_recorded(compared.pop(), "--against")
-    for name in dict.fromkeys([*(args.models or []), *compared]):
-        fix = "give language models; --reward_model_path scores answers"
-        yield from check_talker(name, "--models", fix, trust_remote_code=args.trust_remote_code)
+    yield from check_talkers(args.models, "--models", trust_remote_code=args.trust_remote_code)
+    if args.against and is_evaluation(args.against):
+        yield from check_recorded(args.against, "--against")
+    elif args.against and args.against not in (args.models or []):
+        yield from check_talkers([args.against], "--against", trust_remote_code=args.trust_remote_code)
     yield from check_recorded_whole(args.reward_model_path, "--reward_model_path")
     if not args.eval_tasks:
         yield ArgumentError("nothing to measure", place="--eval_tasks", fix="--eval_tasks loss exact_match")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from hftune.checkpoints.folder_checks import check_recorded
 from hftune.checkpoints.inputs import inputs_of
 from hftune.checkpoints.model_card import model_card
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together, shown
+from hftune.inference.results import about_result
 from hftune.logging import get_logger
 from hftune.models.loading.config_file import check_config, check_layers
 from hftune.preflight.model_folder import no_model_in
 from hftune.publishing.folder import published_folder, write_page
 from hftune.publishing.places import check_place
-from hftune.secrets import without_secrets
 from hftune.stores.pushing import push
 from hftune.tools.export.arguments import (
     ExportArguments,
@@ -29,12 +30,16 @@ from hftune.tools.export.arguments import (
 from hftune.weight_files import fingerprint, weight_shapes
 
 
-def export(args: ExportArguments) -> dict[str, Any]:
+def export(args: ExportArguments, argv: Sequence[str] = ()) -> dict[str, Any]:
     """Write the format that the class of `args` stands for, and return the manifest of the result.
+
+    Args:
+        argv: The command line, for the manifest.
 
     Raises:
         UserError: All problems together, before anything is written.
     """
+    began = time.time()
     raise_together(check_export(args))
     folder = Path(str(args.model_name_or_path))
     if isinstance(args, HubArguments):
@@ -42,8 +47,12 @@ def export(args: ExportArguments) -> dict[str, Any]:
     output = Path(str(args.output_dir))
     with published_folder(output, overwrite=args.overwrite_output_dir, inputs=inputs_of(args)) as aside:
         figures = _write(folder, aside, args)
+        source = {"name": str(folder), "fingerprint": fingerprint(folder)}
+        about = about_result("export", args, [*argv], [], began) | {"base": source, "kind": "full", "figures": figures}
+        about |= {"parents": [{"folder": str(folder), "fingerprint": source["fingerprint"]}]}
+        about["format"] = next(name for name, kind in FORMATS.items() if kind is type(args))
         # The manifest comes last, when all files are there; an error in this block leaves nothing published.
-        manifest = manifests.finish_manifest(aside, _manifest(folder, args, figures))
+        manifest = manifests.finish_manifest(aside, about)
     get_logger().info("%s: %s", output, ", ".join(f"{name} {value}" for name, value in figures.items()))
     return manifest
 
@@ -57,26 +66,29 @@ def _model_problems(folder: Path) -> Iterator[UserError]:
         yield problem
 
 
+def _no_full_model(folder: Path, args: ExportArguments) -> UserError | None:
+    """Why a folder holds nothing of which a format can be made."""
+    place = "--model_name_or_path"
+    if not args.model_name_or_path or not folder.is_dir():
+        return ArgumentError(f"there is no folder {args.model_name_or_path}", place=place, fix="give that of a model")
+    if isinstance(args, HubArguments):
+        return None
+    if (folder / "adapter_config.json").is_file():
+        fix = f"merge it first: python merge_peft_adapter.py --peft_model_path {folder} --output_dir MERGED"
+        return ArgumentError(f"{folder} holds a LoRA adapter, not a model", place=place, fix=fix)
+    if not (folder / "config.json").is_file():
+        return no_model_in(folder)
+    if "score.weight" in weight_shapes(folder) and isinstance(args, GgufArguments):
+        return ArgumentError(f"{folder} is a reward model", place=place, fix="give a causal LM")
+    return None
+
+
 def check_export(args: ExportArguments) -> Iterator[UserError]:
     """Problems of an export: no full model is named, or the output has no name or would replace something."""
     folder = Path(args.model_name_or_path or "")
     yield from check_recorded(folder, "--model_name_or_path")
-    if not args.model_name_or_path or not folder.is_dir():
-        yield ArgumentError(
-            f"there is no folder {args.model_name_or_path}",
-            place="--model_name_or_path",
-            fix="give the folder of a model",
-        )
-    elif (folder / "adapter_config.json").is_file() and not isinstance(args, HubArguments):
-        yield ArgumentError(
-            f"{folder} holds a LoRA adapter, not a model",
-            place="--model_name_or_path",
-            fix=f"merge it first: python merge_peft_adapter.py --peft_model_path {folder} --output_dir MERGED",
-        )
-    elif not (folder / "config.json").is_file() and not isinstance(args, HubArguments):
-        yield no_model_in(folder)
-    elif "score.weight" in weight_shapes(folder) and isinstance(args, GgufArguments):
-        yield ArgumentError(f"{folder} is a reward model", place="--model_name_or_path", fix="give a causal LM")
+    if cause := _no_full_model(folder, args):
+        yield cause
     else:
         problems = list(_model_problems(folder))
         yield from problems
@@ -90,11 +102,7 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
             yield ArgumentError("no name on the Hub was given", place="--hub_model_id", fix="give owner/name")
         return
     if isinstance(args, OllamaArguments) and args.max_shard_size:
-        yield ArgumentError(
-            "Ollama takes a model of one file",
-            place=f"--max_shard_size {args.max_shard_size}",
-            fix="leave it out",
-        )
+        yield ArgumentError("Ollama takes a model of one file", place="--max_shard_size", fix="leave it out")
     yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
 
 
@@ -152,22 +160,6 @@ def upload(folder: Path, args: HubArguments) -> str:
     return push(folder, str(args.hub_model_id), hub=args.hub, **about)
 
 
-def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> manifests.Manifest:
-    source = fingerprint(folder)
-    return {
-        "hftune": manifests.library_versions().get("hftune"),
-        "stage": "export",
-        "format": next(name for name, kind in FORMATS.items() if kind is type(args)),
-        "status": manifests.COMPLETE,
-        "arguments": without_secrets(vars(args)),
-        "versions": manifests.library_versions(),
-        "base": {"name": str(folder), "fingerprint": source},
-        "parents": [{"folder": str(folder), "fingerprint": source}],
-        "kind": "full",
-        "figures": figures,
-    }
-
-
 FORMATS: dict[str, type[ExportArguments]] = {
     "gguf": GgufArguments,
     "ollama": OllamaArguments,
@@ -185,4 +177,4 @@ def main(argv: list[str]) -> None:
         usage = f"hftune export gguf --model_name_or_path MODEL --output_dir OUT; one of: {', '.join(FORMATS)}"
         cause = f"there is no format {shown(argv[0])}" if named else "`hftune export` needs a format"
         raise ArgumentError(cause, fix=f"{near} {usage}".strip())
-    export(parse_command(FORMATS[argv[0]], argv[1:]))
+    export(parse_command(FORMATS[argv[0]], argv[1:]), argv)

@@ -23,7 +23,7 @@ from hftune.checkpoints.template_arguments import give_recorded
 from hftune.child_processes import DEVNULL, Popen, TimeoutExpired, environment, program, start
 from hftune.data.messages import Message
 from hftune.errors import ArgumentError, DataError, UserError, raise_together, shown
-from hftune.inference.loading import check_talker
+from hftune.inference.loading import check_talkers
 from hftune.inference.prompts import PromptWriter
 from hftune.logging import get_logger, notice
 from hftune.models.loading.from_pretrained import pretrained
@@ -77,9 +77,8 @@ def check_serve(args: ServeArguments) -> Iterator[UserError]:
         cause = f"{shown(name_of(args))} is no name for requests"
         yield ArgumentError(cause, place="--served_model_name", fix="give one of letters, digits and . _ - : /")
     yield from _check_adapters(args)
-    fix = "serve a language model; `hftune score` asks a reward model"
-    for name in [args.model, *filter(None, adapters_of(args).values())]:
-        yield from check_talker(name, "--model", fix, trust_remote_code=args.trust_remote_code)
+    served = [args.model, *filter(None, adapters_of(args).values())]
+    yield from check_talkers(served, "--model", trust_remote_code=args.trust_remote_code)
     if args.api_key is not None and not re.fullmatch(r"[!-~]+", args.api_key):
         fix = "letters, digits and signs of ASCII, without spaces"
         yield ArgumentError("this key cannot be sent in a header of HTTP", place="--api_key", fix=fix)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hftune.arguments.asking import AskArguments, ChatArguments
 from hftune.checkpoints.manifest import write_manifest
-from hftune.inference.loading import check_talker, load_talker
+from hftune.inference.loading import check_talkers, load_talker
 from hftune.inference.prompts import ends_of
 from hftune.logging import notices
 from hftune.weight_files import fingerprint
@@ -63,12 +63,12 @@ def test_an_adapter_is_folded_in_and_ends_turns(folders: dict[str, Path]) -> Non
 
 def test_what_does_not_talk_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     def said(folder: Path) -> list[str]:
-        return [str(error) for error in check_talker(str(folder), "--adapter", "do this", trust_remote_code=False)]
+        return [str(error) for error in check_talkers([str(folder)], "--adapter", trust_remote_code=False)]
 
     assert said(folders["base"]) == said(folders["adapter"]) == said(tmp_path / "absent") == []
     assert "there is no model in" in said(tmp_path)[0]
     (reward,) = said(folders["reward"])
-    assert "is a reward model and says nothing" in reward and "--adapter" in reward and "do this" in reward
+    assert "is a reward model and says nothing" in reward and "--adapter" in reward and "hftune score" in reward
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from hftune.arguments.asking import ChatArguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError, DataError
-from hftune.tools.chatting.chat import check_models, system_of
+from hftune.tools.chatting.chat import check_chat, system_of
 from tests.unit.tools.chatting.scripted import INTERRUPT, chat_with, says, talker, template
 
 Capture = pytest.CaptureFixture[str]
@@ -187,8 +187,8 @@ def test_what_is_no_command(line: str, capsys: Capture) -> None:
 
 
 def test_one_model() -> None:
-    assert len([*check_models(ChatArguments())]) == len([*check_models(ChatArguments(models=["a", "b"]))]) == 1
-    assert not [*check_models(ChatArguments(models=["a"]))]
+    assert len([*check_chat(ChatArguments())]) == len([*check_chat(ChatArguments(models=["a", "b"]))]) == 1
+    assert not [*check_chat(ChatArguments(models=["a"]))]
 
 
 def test_the_system_message_of_the_run(tmp_path: Path) -> None:

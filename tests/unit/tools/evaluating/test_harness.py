@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in TASKS.iterdir():
         (folder / file.name).write_text(file.read_text().replace("FOLDER", str(folder)))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _own_tasks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval's own index takes seconds to read."""
+    from hftune.tools.evaluating import harness
+
+    monkeypatch.setattr(harness, "TaskManager", partial(harness.TaskManager, include_defaults=False))
 
 
 def arguments(tasks: Path, *names: str, **more: Any) -> EvaluateArguments:
@@ -74,12 +83,8 @@ def test_figures_are_those_of_lm_eval(tasks: Path, tiny_model: Path) -> None:
     assert len(ours) == 9 and {line["source"] for line in ours} == {"madeup_sums"}
 
 
-def test_a_task_that_nobody_knows(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hftune.tools.evaluating import harness
+def test_a_task_that_nobody_knows(tasks: Path) -> None:
     from hftune.tools.evaluating.harness import Harness
 
-    # lm-eval's own index takes seconds to read.
-    real = harness.TaskManager
-    monkeypatch.setattr(harness, "TaskManager", lambda **given: real(**(given | {"include_defaults": False})))
     (problem,) = Harness(arguments(tasks, "madeup_sum", "madeup_words")).problems()
     assert "no task" not in problem.render() and "did you mean madeup_sums?" in problem.render()

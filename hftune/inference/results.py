@@ -159,7 +159,7 @@ def about_result(
         "hftune": versions.get("hftune"),
         "stage": stage,
         "status": manifests.COMPLETE,
-        "command": ["hftune", stage, *command_without_secrets(argv)],
+        "command": ["hftune", *stage.split(), *command_without_secrets(argv)],
         "arguments": without_secrets(vars(args)) if args else {},
         "versions": versions,
         "parents": [{"folder": name, "fingerprint": fingerprint(name)} for name in parents],

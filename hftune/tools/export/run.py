@@ -34,7 +34,7 @@ def export(args: ExportArguments, argv: Sequence[str] = ()) -> dict[str, Any]:
     """Write the format that the class of `args` stands for, and return the manifest of the result.
 
     Args:
-        argv: The command line, for the manifest.
+        argv: The words behind the format, for the manifest.
 
     Raises:
         UserError: All problems together, before anything is written.
@@ -48,9 +48,10 @@ def export(args: ExportArguments, argv: Sequence[str] = ()) -> dict[str, Any]:
     with published_folder(output, overwrite=args.overwrite_output_dir, inputs=inputs_of(args)) as aside:
         figures = _write(folder, aside, args)
         source = {"name": str(folder), "fingerprint": fingerprint(folder)}
-        about = about_result("export", args, [*argv], [], began) | {"base": source, "kind": "full", "figures": figures}
-        about |= {"parents": [{"folder": str(folder), "fingerprint": source["fingerprint"]}]}
-        about["format"] = next(name for name, kind in FORMATS.items() if kind is type(args))
+        kind = next(name for name, kind in FORMATS.items() if kind is type(args))
+        about = about_result(f"export {kind}", args, [*argv], [], began)
+        about |= {"stage": "export", "format": kind, "kind": "full", "base": source, "figures": figures}
+        about["parents"] = [{"folder": str(folder), "fingerprint": source["fingerprint"]}]
         # The manifest comes last, when all files are there; an error in this block leaves nothing published.
         manifest = manifests.finish_manifest(aside, about)
     get_logger().info("%s: %s", output, ", ".join(f"{name} {value}" for name, value in figures.items()))
@@ -177,4 +178,4 @@ def main(argv: list[str]) -> None:
         usage = f"hftune export gguf --model_name_or_path MODEL --output_dir OUT; one of: {', '.join(FORMATS)}"
         cause = f"there is no format {shown(argv[0])}" if named else "`hftune export` needs a format"
         raise ArgumentError(cause, fix=f"{near} {usage}".strip())
-    export(parse_command(FORMATS[argv[0]], argv[1:]), argv)
+    export(parse_command(FORMATS[argv[0]], argv[1:]), argv[1:])

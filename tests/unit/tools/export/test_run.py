@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import HfApi
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from hftune.checkpoints.manifest import read_manifest
 from hftune.cli import dispatch
 from hftune.errors import UserError
 from hftune.tools.export import serving
@@ -121,6 +122,9 @@ def test_to_the_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_from_the_command_line(model: Path, tmp_path: Path) -> None:
     dispatch(["export", "vllm", "--model_name_or_path", str(model), "--output_dir", str(tmp_path / "g")])
     assert list((tmp_path / "g").glob("*.safetensors"))
+    manifest = read_manifest(tmp_path / "g") or {}
+    assert manifest["command"][:4] == ["hftune", "export", "vllm", "--model_name_or_path"]
+    assert (manifest["stage"], manifest["format"], manifest["parents"][0]["folder"]) == ("export", "vllm", str(model))
     for words, said in (
         (["ggfu"], "there is no format ggfu\n  to do: did you mean `hftune export gguf`?"),
         (["--output_dir", "x"], "needs a format\n  to do: hftune export gguf"),

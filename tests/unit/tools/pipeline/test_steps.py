@@ -198,10 +198,10 @@ def test_what_a_stage_samples_trains_the_next(tmp_path: Path) -> None:
         *("hftune", "sample", "--reward_model_path", "out/rm-merged", "--model_name_or_path", "out/sft"),
         *("--train_file_dir", "prompts", "--keep", "pairs", "--num_generations", "8", "--output_dir", "out/sample"),
     ]
-    launched = SAMPLED.replace("keep: pairs", "launcher: {torchrun: {nproc_per_node: 2}}, judge_url: http://here")
+    launched = SAMPLED.replace("keep: pairs", "launcher: {torchrun: {nproc_per_node: 2}}, reward_funcs: accuracy")
     sample = by_name(steps(tmp_path, launched))["sample"]
     assert sample.command()[:5] == ["torchrun", "--nproc_per_node", "2", "--module", "hftune.cli"]
-    assert sample.command()[5] == "sample" and "reward_model_path" not in sample.arguments, "a judge is a reward"
+    assert sample.command()[5] == "sample" and "reward_model_path" not in sample.arguments, "a function is a reward"
     assert {*named["sample"].needs} == {"sft", "rm", "merge rm"} and not named["sample"].trains
     assert named["dpo"].arguments["train_file_dir"] == ["out/sample/data"] and "sample" in named["dpo"].needs
     assert named["dpo"].arguments["peft_path"] == ["out/sft"], "not what the sampling made"

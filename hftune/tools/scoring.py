@@ -63,8 +63,9 @@ def score(args: ScoreArguments, argv: Sequence[str] = ()) -> dict[str, float]:
             for row, found in window:
                 scores = scores_of(found, scale)
                 values += [value for one in found if (value := scores[f"score{one.name}"]) is not None]
-                pair = [scores.get(f"score{name}") for name in (CHOSEN, REJECTED)]
-                margins += [pair[0] - pair[1]] if None not in pair else []
+                chosen, rejected = (scores.get(f"score{name}") for name in (CHOSEN, REJECTED))
+                if chosen is not None and rejected is not None:
+                    margins.append(chosen - rejected)
                 # `default`: Parquet has dates and decimals, for which JSON has no type.
                 out.write(json.dumps(row.value | scores, ensure_ascii=False, default=str) + "\n")
     return _told(counts, values, margins, args)

@@ -82,7 +82,7 @@ def _run(command: dict[str, str], words: list[str]) -> None:
 def completion(argv: list[str]) -> None:
     """`hftune completion`, which is told what there is to complete."""
     holders = {name: row["arguments"] for name, row in COMMANDS.items()}
-    on_demand("hftune.tools.completing.entry:completion")(argv, holders)
+    on_demand("hftune.tools.completing:completion")(argv, holders)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,8 @@ from hftune.logging import get_logger
 from hftune.tools.doctor.findings import Finding, render, to_json
 from hftune.tools.pipeline import runner
 from hftune.tools.pipeline import spec as names
-from hftune.tools.pipeline.runner import Screen
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import steps_of
-from hftune.tools.reporting.progress import Moment
 from hftune.tools.reporting.tables import answer_cards, render_cards, reward_section
 from hftune.visible import as_json, say
 from tests.conftest import tiny_tokenizer
@@ -165,15 +163,15 @@ def test_preview_and_examples_of_every_kind() -> None:
     assert harmless(coloured(ids, [-100] * len(ids), tokenizer).plain)
 
 
-def test_a_pipeline_s_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_pipeline_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(runner, "_PLAIN_SECONDS", 0.0)
-    out = console()
-    screen = Screen(out)
-    screen.say(f"[1/1] {ATTACK}")
-    with screen.watching(ATTACK) as show:
-        show(Moment(1, 2), True)
-    assert "step 1/2" in out.file.getvalue()  # type: ignore[attr-defined]
-    assert harmless(out.file.getvalue())  # type: ignore[attr-defined]
+    look = runner.watching(tmp_path, ATTACK)
+    (tmp_path / "progress.jsonl").write_text(json.dumps({"step": 1, "max_steps": 2, "time": 1.0}) + "\n")
+    look()
+    said = capsys.readouterr().out
+    assert "step 1/2" in said and harmless(said)
 
 
 def test_the_watchdog_s_last_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Template
@@ -36,40 +35,13 @@ _OUTPUT = re.compile(r"\$\{env\.DEMO_OUTPUT:-([^}]*)\}")
 _DATA = re.compile(r"(?:\$\{data\}|\bdata)/(\w+)")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A folder to start from.
-
-    Args:
-        source: Its YAML file, of those below `examples/`.
-        file: The name that it gets.
-        command: What starts it.
-        says: What it does, for its first line.
-        schema: What `hftune schema` calls such a file.
-    """
-
-    source: str
-    file: str
-    command: str
-    says: str
-    schema: str = "pipeline"
+KINDS = {"demo": "pipelines/demo.yaml", "sft": "sft.yaml", "pipeline": "pipelines/lora.yaml"}
+"""A folder to start from -> its YAML file, of those below `examples/`; there it is called as the kind is."""
 
 
-KINDS = {
-    "demo": Kind(
-        "pipelines/demo.yaml",
-        "demo.yaml",
-        "hftune pipeline run demo.yaml",
-        "PT -> SFT -> RM -> RL, and SFT -> DPO, with LoRA, each adapter merged and verified.",
-    ),
-    "sft": Kind("sft.yaml", "sft.yaml", "hftune sft --config sft.yaml", "SFT with LoRA on conversations.", "sft"),
-    "pipeline": Kind(
-        "pipelines/lora.yaml",
-        "pipeline.yaml",
-        "hftune pipeline run pipeline.yaml",
-        "PT -> SFT with LoRA, each adapter merged, and the merge verified, before the next stage.",
-    ),
-}
+def command_of(name: str) -> str:
+    """What starts a folder of a kind."""
+    return "hftune sft --config sft.yaml" if name == "sft" else f"hftune pipeline run {name}.yaml"
 
 
 def init(argv: list[str]) -> None:
@@ -101,7 +73,6 @@ def write_folder(name: str, folder: Path, model: str | None = None) -> None:
         ArgumentError: A file is there already, or the disk does not take it.
         DataError: The demo's model cannot be had.
     """
-    kind = KINDS[name]
     base = Path("base") / HUB_NAME.partition("/")[2]
     brought = model is None and name == "demo"
     if model is not None and Path(model).is_dir():
@@ -117,33 +88,28 @@ def write_folder(name: str, folder: Path, model: str | None = None) -> None:
         with disk_errors(folder, "FOLDER"):
             write_file(folder / path, text)
     there = f"cd {shlex.quote(str(folder))} && " if folder != Path(".") else ""
-    say(f"wrote {len(contents)} files; what they are is in {folder / 'README.md'}. Next:\n  {there}{kind.command}")
+    say(f"wrote {len(contents)} files; what they are is in {folder / 'README.md'}. Next:\n  {there}{command_of(name)}")
 
 
 def files_of(name: str, model: str) -> dict[str, str]:
     """The files of a folder by their paths in it; the one that a command needs comes last."""
-    kind = KINDS[name]
-    text = _here((EXAMPLES / kind.source).read_text(encoding="utf-8"), kind, model)
+    # Alongside the YAML file, so that an editor finds it without a network, wherever the folder is.
+    kind = "sft" if name == "sft" else "pipeline"
+    schema = f".hftune/{kind}.schema.json"
+    head = f"# yaml-language-server: $schema={schema}\n# {command_of(name)}\n"
+    text = _here((EXAMPLES / KINDS[name]).read_text(encoding="utf-8"), head, model)
     data = [file for part in sorted({*_DATA.findall(text)}) for file in sorted((EXAMPLES / "data" / part).iterdir())]
+    readme = Path(__file__).with_name("readme.md.jinja").read_text(encoding="utf-8")
+    said = {"kind": name, "file": f"{name}.yaml", "command": command_of(name)}
     return {
         **{str(file.relative_to(EXAMPLES)): file.read_text(encoding="utf-8") for file in data if file.is_file()},
-        "README.md": _readme(name, kind),
-        _schema_file(kind): schema_text(kind.schema),
-        kind.file: text,
+        "README.md": Template(readme, keep_trailing_newline=True).render(said),
+        schema: schema_text(kind),
+        f"{name}.yaml": text,
     }
 
 
-def _readme(name: str, kind: Kind) -> str:
-    text = Path(__file__).with_name("readme.md.jinja").read_text(encoding="utf-8")
-    return Template(text, keep_trailing_newline=True).render(kind=name, file=kind.file, command=kind.command)
-
-
-def _schema_file(kind: Kind) -> str:
-    """Alongside the YAML file, so that an editor finds it without a network, wherever the folder is."""
-    return f".hftune/{kind.schema}.schema.json"
-
-
-def _here(text: str, kind: Kind, model: str) -> str:
+def _here(text: str, head: str, model: str) -> str:
     """An example's YAML with paths and values for a folder of its own."""
     # Comments at its start tell of the place where it came from.
     lines = text.splitlines(keepends=True)
@@ -152,8 +118,7 @@ def _here(text: str, kind: Kind, model: str) -> str:
     body = _OUTPUT.sub(r"\1", body).replace("examples/data", "data")
     if _PROCESSES.search(body):
         body = _PROCESSES.sub(str(_processes()), body)
-    modeline = f"# yaml-language-server: $schema={_schema_file(kind)}"
-    return f"{modeline}\n# {kind.says}\n#\n# {kind.command}\n{body}"
+    return head + body
 
 
 def _processes() -> int:

@@ -16,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from hftune.arguments.raw_arguments import refuse_one_dash
-from hftune.errors import ArgumentError, raise_together
+from hftune.errors import raise_together
 from hftune.publishing.folder import clear_work, make_work, work_folder_locked
 from hftune.secrets import to_copy
 from hftune.tools.pipeline.checking import check_apart, check_steps, exposures
-from hftune.tools.pipeline.runner import Choice, Runner, Screen
-from hftune.tools.pipeline.spec import EVALUATE, SAMPLE, Positioned, Spec, read_spec
+from hftune.tools.pipeline.runner import Choice, Runner
+from hftune.tools.pipeline.spec import EVALUATE, SAMPLE, Spec, read_spec
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, state_of
 from hftune.tools.pipeline.steps import COMMANDS, Step, output_folder, steps_of
 from hftune.tools.words import Words
@@ -86,13 +86,13 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
         clear_work(work)
 
 
-def show_plan(steps: Sequence[Step], screen: Screen) -> None:
+def show_plan(steps: Sequence[Step]) -> None:
     """Print every command, and whether it would run."""
     # Names of steps that would run again; later steps that read their results may have to as well.
     again: set[str] = set()
     for number, step in enumerate(steps, start=1):
-        screen.say(f"[{number}/{len(steps)}] {step.name}: {_verdict(step, again)}")
-        screen.say(f"  {to_copy(step.env, step.command())}")
+        say(f"[{number}/{len(steps)}] {step.name}: {_verdict(step, again)}")
+        say(f"  {to_copy(step.env, step.command())}")
 
 
 def _verdict(step: Step, again: set[str]) -> str:
@@ -111,9 +111,6 @@ def _verdict(step: Step, again: set[str]) -> str:
     return "was interrupted, will resume" if state.verdict == RESUME else "will run"
 
 
-_REMOVED = ("--gpus", "--no_estimate")
-
-
 def main(argv: list[str]) -> None:
     """Run the subcommand that the first word names."""
     if not argv or argv[0] in ("-h", "--help", "help"):
@@ -130,9 +127,6 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--ignore_gates", "--ignore-gates", action="store_true")
     for word in argv:
         refuse_one_dash(word)
-        if word.partition("=")[0] in _REMOVED:
-            fix = "`hftune plan STAGE` estimates the memory of a stage, with its arguments"
-            raise ArgumentError(f"{word.partition('=')[0]} was removed", fix=fix)
     options = parser.parse_args(argv)
     spec = read_spec(options.file)
     steps = steps_of(spec)
@@ -142,17 +136,17 @@ def main(argv: list[str]) -> None:
         run(spec, steps, options)
         return
     check_steps(steps)
-    screen = Screen()
     if options.action == "check":
-        screen.say(f"{options.file}: {len(steps)} steps, nothing wrong")
+        say(f"{options.file}: {len(steps)} steps, nothing wrong")
     else:
-        show_plan(steps, screen)
+        show_plan(steps)
 
 
 def run(spec: Spec, steps: list[Step], options: argparse.Namespace) -> None:
     """Run the stages, or try them on few records (`--dry_run`)."""
     force = () if options.force is None else tuple(options.force) or ("*",)
-    choice, folder = Choice(options.first, options.last, options.only, force), output_folder(spec)
+    choice = Choice(options.only or options.first, options.only or options.last, force)
+    folder = output_folder(spec)
 
     def runner(folder: Path) -> Runner:
         return Runner(folder, check=lambda: check_apart(options.file), ignore_gates=options.ignore_gates)
@@ -161,6 +155,6 @@ def run(spec: Spec, steps: list[Step], options: argparse.Namespace) -> None:
         runner(folder).run(steps, choice)
         return
     with scratch_folder(folder) as scratch:
-        elsewhere = replace(spec, output_dir=Positioned(str(scratch), spec.output_dir.place))
+        elsewhere = replace(spec, top=spec.top.having({"output_dir": str(scratch)}))
         runner(scratch).run([*map(in_small, steps_of(elsewhere))], choice)
     say("the dry run found nothing wrong; its results are removed")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hftune.constants import GATE_EXIT_CODE
 from hftune.errors import ArgumentError, UserError
-from hftune.tools.pipeline.spec import Positioned
+from hftune.tools.pipeline.spec import Block
 from hftune.tools.reporting.tables import format_cell, format_table, read_evaluation, shown
 
 KEYS = ("min", "max", "drop")
@@ -42,26 +42,27 @@ class Gate:
     drop: float | None = None
 
 
-def read_gates(item: Positioned, tasks: Sequence[str]) -> tuple[Gate, ...]:
+def read_gates(asked: Block, tasks: Sequence[str]) -> tuple[Gate, ...]:
     """The gates of a stage.
 
     Args:
-        item: The value of `gate`, with references resolved.
+        asked: What stands behind `gate`, with references resolved.
         tasks: That are evaluated; `TASK/METRIC` and `TASK/SOURCE` are of them as well.
 
     Raises:
         ArgumentError: A task that is not evaluated, or something that is no limit.
     """
     found = []
-    for task, limits in item.mapping("gate").items():
+    for task in asked:
+        place = asked.places[task]
         if task.partition("/")[0] not in tasks:
             fix = f"add it to eval_tasks below evaluate, or name one of: {', '.join(tasks) or 'none'}"
-            raise ArgumentError(f"{task} is not evaluated", place=limits.place, fix=fix)
-        given = limits.mapping(f"gate of {task}")
-        if not given or any(name not in KEYS or not _is_limit(name, child.value) for name, child in given.items()):
+            raise ArgumentError(f"{task} is not evaluated", place=place, fix=fix)
+        limits = asked.block(task)
+        if not limits or not all(name in KEYS and _is_limit(name, limit) for name, limit in limits.items()):
             fix = "min (max of a loss): NUMBER, drop: NUMBER of 0 or more"
-            raise ArgumentError(f"the gate of {task} has no such limit", place=limits.place, fix=fix)
-        found.append(Gate(task, *(float(given[name].value) if name in given else None for name in KEYS)))
+            raise ArgumentError(f"the gate of {task} has no such limit", place=place, fix=fix)
+        found.append(Gate(task, *(float(limits[name]) if name in limits else None for name in KEYS)))
     return tuple(found)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import psutil
 
-from hftune.distributed.launchers import OPTIONS
-from hftune.errors import ArgumentError, did_you_mean, shown
-from hftune.tools.pipeline.spec import Positioned
+from hftune.errors import ArgumentError, shown
+from hftune.tools.pipeline.spec import Block
 
+KINDS = ("python", "deepspeed", "torchrun", "srun")
 _SRUN_OWN = ("nproc_per_node", "master_port")  # told to the torchrun on each machine, not to srun
 # What Python takes with torch, before any model; and processes that another machine may have room for.
 _BYTES_OF_A_PROCESS, _SOME_PROCESSES = 1 << 27, 64
@@ -24,7 +24,7 @@ class Launcher:
     """The launcher of a step and its options.
 
     Args:
-        kind: A key of `OPTIONS`.
+        kind: One of `KINDS`.
         options: Its options, in the order of the file.
     """
 
@@ -92,28 +92,22 @@ class Launcher:
         return each * machines, each
 
 
-def read_launcher(item: Positioned | None) -> Launcher:
-    """The launcher that `python` or `deepspeed: {num_gpus: 2}` means; left out: python.
+def read_launcher(given: Any, place: str) -> Launcher:
+    """The launcher that `python` or `deepspeed: {num_gpus: 2}` means; None: python.
 
     Raises:
-        ArgumentError: No such launcher, an option that it does not have, or more processes than a machine has room for.
+        ArgumentError: No such launcher, or more processes than a machine has room for.
     """
-    given = item.value if item is not None else "python"
-    if item is None or given is None:
-        return Launcher()
     kind = next(iter(given)) if isinstance(given, dict) and len(given) == 1 else given
-    if not isinstance(kind, str) or kind not in OPTIONS:
-        known = f"one of: {', '.join(OPTIONS)}; or deepspeed: {{num_gpus: 2}}"
-        raise ArgumentError(f"there is no launcher {shown(kind)}", place=item.place, fix=known)
-    options = given[kind].mapping(f"launcher {kind}") if isinstance(given, dict) else {}
-    for name, child in options.items():
-        if name not in OPTIONS[kind]:
-            fix = did_you_mean(name, OPTIONS[kind]) or f"one of: {', '.join(OPTIONS[kind]) or 'none'}"
-            raise ArgumentError(f"{kind} has no option {name}", place=child.place, fix=fix)
-    launcher = Launcher(
-        kind, {name: _number(child.plain) for name, child in options.items() if child.value is not None}
-    )
-    refuse_too_many(launcher, item.place)
+    if kind is None:
+        return Launcher()
+    if kind not in KINDS:
+        fix = f"one of: {', '.join(KINDS)}; or deepspeed: {{num_gpus: 2}}"
+        raise ArgumentError(f"there is no launcher {shown(kind)}", place=place, fix=fix)
+    # Of its options the launcher itself knows which there are.
+    options = given.block(kind) if isinstance(given, Block) else {}
+    launcher = Launcher(kind, {name: _number(value) for name, value in options.items() if value is not None})
+    refuse_too_many(launcher, place)
     return launcher
 
 

@@ -5,73 +5,30 @@ There is no state but the manifests: a runner that is killed at any moment leave
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
-
-from hftune import child_processes
+from hftune import child_processes, terminal
 from hftune.checkpoints.manifest import is_complete
 from hftune.errors import ArgumentError, ManifestError, Preempted, UserError
-from hftune.logging import notice
-from hftune.opening.own_file import open_own
 from hftune.publishing.disk import disk_errors
-from hftune.publishing.locks import busy_error
-from hftune.secrets import redact, to_copy
+from hftune.publishing.locks import folder_lock
+from hftune.secrets import to_copy
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline.gates import GateFailed, check_gates
 from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, state_of
 from hftune.tools.pipeline.steps import COMMANDS, Step
-from hftune.tools.reporting.progress import Log, Moment
-from hftune.visible import clock, visible
+from hftune.tools.reporting.progress import Log
+from hftune.visible import clock, say, visible
 
 _PLAIN_SECONDS = 30.0
 
 
-class Screen:
-    """Prints what happens: on a terminal as a line that changes in place, else as lines of a log.
-
-    Args:
-        console: Where to; left out: standard output.
-    """
-
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True, markup=False)
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        self.console.print(visible(redact(text)))
-
-    @contextmanager
-    def watching(self, title: str) -> Iterator[Callable[[Moment, bool], None]]:
-        """Show a step while the block runs, by a function that takes where the step is now, and whether that is new."""
-        began = spoken = time.monotonic()
-        changes = self.console.is_terminal and not self.console.is_dumb_terminal  # where rich draws nothing
-        with self.console.status(Text(visible(title))) if changes else nullcontext() as status:
-
-            def show(moment: Moment, new: bool) -> None:
-                nonlocal spoken
-                now = time.monotonic()
-                if status is not None:
-                    status.update(Text(visible(f"{title}: {str(moment) or 'loading'}, {clock(now - began)}")))
-                # A log gets a line at most every half minute, and only when there is something new.
-                elif new and now - spoken >= _PLAIN_SECONDS:
-                    spoken = now
-                    self.console.print(visible(f"{title}: {moment}"))
-
-            yield show
-
-
-LOGS, PREVIOUS, LOCK = "logs", "previous", "hftune.lock"
-_LOOK_SECONDS = 0.2
-# Seconds. A killed runner's stage may take so long to give back its memory.
-_PATIENCE = 60.0
+LOGS, PREVIOUS = "logs", "previous"
 # The code of a script that saved a checkpoint because it was told to stop (EX_TEMPFAIL of sysexits.h).
 _PREEMPTED = 75
 
@@ -89,13 +46,11 @@ class Choice:
     Args:
         first: Begin with this stage; what is before it must be finished and is taken as it is.
         last: End with this stage.
-        only: This stage alone.
         force: Stages to run again even if nothing has changed; `*` is all that are chosen.
     """
 
     first: str | None = None
     last: str | None = None
-    only: str | None = None
     force: tuple[str, ...] = ()
 
     def split(self, steps: list[Step]) -> tuple[list[Step], list[Step]]:
@@ -105,14 +60,12 @@ class Choice:
             ArgumentError: A stage that is not there.
         """
         stages = list(dict.fromkeys(step.stage for step in steps))
-        for name in (self.first, self.last, self.only, *(name for name in self.force if name != "*")):
+        for name in (self.first, self.last, *(name for name in self.force if name != "*")):
             if name is not None and name not in stages:
                 raise ArgumentError(f"there is no stage {name}", fix=f"one of: {', '.join(stages)}")
-        begin = stages.index(self.only or self.first or stages[0])
-        end = stages.index(self.only or self.last or stages[-1])
-        wanted = stages[begin : end + 1]
+        begin, end = stages.index(self.first or stages[0]), stages.index(self.last or stages[-1])
         before = [step for step in steps if step.stage in stages[:begin]]
-        return before, [step for step in steps if step.stage in wanted]
+        return before, [step for step in steps if step.stage in stages[begin : end + 1]]
 
     def forces(self, step: Step) -> bool:
         """Whether a step runs again whatever its folder says."""
@@ -125,14 +78,12 @@ class Runner:
 
     Args:
         folder: The pipeline's output folder: the lock, logs and former results lie in it.
-        screen: Says what happens.
         start: Starts a command; tests give one that needs no launcher.
         check: Called before the first step starts, and not at all if none does.
         ignore_gates: Go on after a stage that hurt a capability more than its gate allows.
     """
 
     folder: Path
-    screen: Screen = field(default_factory=Screen)
     start: Start = processes.start
     check: Callable[[], None] = lambda: None
     ignore_gates: bool = False
@@ -150,7 +101,7 @@ class Runner:
             Preempted: A signal asked for an end.
         """
         before, chosen = choice.split(steps)
-        with self._alone(), processes.counted_signals() as self._signals, disk_errors(self.folder, "output_dir"):
+        with alone(self.folder), processes.counted_signals() as self._signals:
             _must_be_complete(before)
             self._refuse_to_train_again([step for step in chosen if step.trains and not choice.forces(step)])
             done = 0
@@ -164,7 +115,7 @@ class Runner:
                     state = State(AGAIN, ("it was asked for (--force)",))
                 if state.verdict == DONE:
                     done += 1
-                    self.screen.say(f"{title}: unchanged, skipped")
+                    tell(f"{title}: unchanged, skipped")
                     self._gate(step)
                     continue
                 if state.verdict == DAMAGED:
@@ -176,7 +127,7 @@ class Runner:
                     self._checked = True
                 self._run_step(step, state, title, steps)
                 self._gate(step)
-            self.screen.say(f"finished: {_result(chosen)}" + (" (nothing had changed)" if done == len(chosen) else ""))
+            tell(f"finished: {_result(chosen)}" + (" (nothing had changed)" if done == len(chosen) else ""))
 
     def _refuse_to_train_again(self, steps: list[Step]) -> None:
         """Hours of training are replaced only by --force, or because a stage before them is trained again."""
@@ -201,7 +152,7 @@ class Runner:
                 raise
             table = f"{problem.cause}gone on with all the same (--ignore_gates)"
         if table:
-            self.screen.say(table)
+            tell(table)
 
     def _run_step(self, step: Step, state: State, title: str, steps: list[Step]) -> None:
         for needed in (other for other in steps if other.name in step.needs):
@@ -212,15 +163,15 @@ class Runner:
         if state.verdict == AGAIN:
             # Before the start: the stage would resume from checkpoints of the former result.
             aside = set_aside(step.folder, self.folder)
-            self.screen.say(f"{title}: runs again, since {'; '.join(_few(state.reasons))}")
-            self.screen.say(f"  the former result is in {aside}")
+            tell(f"{title}: runs again, since {'; '.join(_few(state.reasons))}")
+            tell(f"  the former result is in {aside}")
         elif state.verdict == RESUME:
-            self.screen.say(f"{title}: was interrupted, resumes")
+            tell(f"{title}: was interrupted, resumes")
         began = time.monotonic()
         code, log, offset = self._execute(step, title)
         # 0 alone proves little, it is the launcher's word; the stage writes its manifest last.
         if code == 0 and is_complete(step.folder):
-            self.screen.say(f"{title}: done in {clock(time.monotonic() - began)}, {step.folder}")
+            tell(f"{title}: done in {clock(time.monotonic() - began)}, {step.folder}")
             return
         if self._signals:
             saved = "a checkpoint is saved" if code == _PREEMPTED else "it resumes from its last checkpoint"
@@ -239,43 +190,49 @@ class Runner:
         command = command_of(step)
         # Logs are appended to; an error of an earlier run must not explain this one's.
         offset = log.stat().st_size if log.is_file() else 0
-        self.screen.say(f"{title}\n  {to_copy(step.env, command)}\n  log: {log}")
+        tell(f"{title}\n  {to_copy(step.env, command)}\n  log: {log}")
         # Before the start, so that it skips what earlier runs left and misses nothing of this one.
-        follower = Log(step.folder, skip=True)
-        running = self.start(command, environment(step), log)
-        # The runner forks no more until the step has ended: rich's line has a thread that draws it.
-        with self.screen.watching(title) as show:
+        look = watching(step.folder, title)
+        try:
+            return processes.attend(self.start(command, environment(step), log), self._signals, tell, look), log, offset
+        finally:
+            terminal.clear_progress()
 
-            def look() -> None:
-                new = follower.read()
-                show(follower.moment(), new)
 
-            return processes.attend(running, self._signals, self.screen.say, look), log, offset
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of a pipeline's folder, which is made where there is none.
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the folder's lock. The supervisor of a killed runner shares it until its stage has ended.
-
-        Raises:
-            ArgumentError: Another runner works in the folder, or it cannot be written.
-        """
-        with disk_errors(self.folder, "output_dir"):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # Not filelock's, which a forked process gives up. The file stays: with it removed two runners could lock
-            # different files of one name.
-            stream = open_own(self.folder / LOCK)
-        with stream:
-            until = time.monotonic() + _PATIENCE
-            while True:
-                try:
-                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        raise busy_error(self.folder, "output_dir") from None
-                notice(f"waiting for processes that are at work in {self.folder}")
-                time.sleep(_LOOK_SECONDS)
+    Raises:
+        ArgumentError: Another runner works in the folder, or it cannot be written.
+    """
+    with disk_errors(folder, "output_dir"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with folder_lock(folder):
             yield
+
+
+def tell(text: str) -> None:
+    """Print a line that stays."""
+    terminal.clear_progress()
+    say(text, flush=True)
+
+
+def watching(folder: Path, title: str) -> Callable[[], None]:
+    """A function that shows where a step is: on a terminal in a line that changes, else at most every half minute."""
+    log, began = Log(folder, skip=True), time.monotonic()
+    spoken = began
+
+    def look() -> None:
+        nonlocal spoken
+        new, now = log.read(), time.monotonic()
+        if terminal.err().isatty():
+            terminal.show_progress(visible(f"{title}: {str(log.moment()) or 'loading'}, {clock(now - began)}"))
+        elif new and now - spoken >= _PLAIN_SECONDS:
+            spoken = now
+            tell(f"{title}: {log.moment()}")
+
+    return look
 
 
 def command_of(step: Step) -> list[str]:

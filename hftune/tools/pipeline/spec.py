@@ -1,11 +1,11 @@
-"""Reads a pipeline file as values that know their lines: settings, and stages. References are not resolved yet."""
+"""Reads a pipeline file as mappings that know their lines: settings, and stages. References are not resolved yet."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +18,39 @@ from hftune.opening.yaml_file import UniqueNames, read_yaml_text, yaml_errors
 from hftune.secrets import learn_config, learn_variables
 
 
-@dataclass(frozen=True)
-class Positioned:
-    """A value and where it stands.
+class Block(dict[str, Any]):
+    """A mapping of a file, whose names know where they stand.
 
     Args:
-        value: A text, number, bool or None; for a mapping a dict of name to `Positioned`, for a list a list of them.
-        place: `file:line`, of its name if it has one.
+        values: Name to a text, number, bool, None or list, or to another block.
+        places: Name to `file:line`.
     """
 
-    value: Any
-    place: str
+    def __init__(self, values: Mapping[str, Any] | None = None, places: Mapping[str, str] | None = None) -> None:
+        super().__init__(values or {})
+        self.places = dict(places or {})
 
-    @property
-    def plain(self) -> Any:
-        """The value without places."""
-        if isinstance(self.value, dict):
-            return {name: child.plain for name, child in self.value.items()}
-        if isinstance(self.value, list):
-            return [child.plain for child in self.value]
-        return self.value
-
-    def mapping(self, what: str) -> dict[str, Positioned]:
-        """The value as a dict, empty where nothing stands.
+    def block(self, name: str) -> Block:
+        """The mapping behind a name, empty where nothing stands.
 
         Raises:
             ArgumentError: It is something else.
         """
-        if self.value is not None and not isinstance(self.value, dict):
-            raise ArgumentError(f"{what} must hold names and values", place=self.place, fix="NAME: VALUE")
-        return self.value or {}
+        value = self.get(name)
+        if value is not None and not isinstance(value, Block):
+            cause = f"{shown(name)} must hold names and values"
+            raise ArgumentError(cause, place=self.places.get(name), fix="NAME: VALUE")
+        return value or Block()
+
+    def only(self, *names: str) -> Block:
+        """A block of those of its names that it has among some."""
+        places = {name: place for name, place in self.places.items() if name in names}
+        return Block({name: self[name] for name in names if name in self}, places)
+
+    def having(self, values: Mapping[str, Any]) -> Block:
+        """A block with further values, or others; those of a block bring their places."""
+        places = values.places if isinstance(values, Block) else {}
+        return Block({**self, **values}, {**self.places, **places})
 
 
 @contextmanager
@@ -59,8 +62,8 @@ def noted(problems: list[UserError]) -> Iterator[None]:
         problems.append(problem)
 
 
-def read_yaml(file: Path) -> Positioned:
-    """The content of a file.
+def read_yaml(file: Path) -> Any:
+    """The content of a file, mappings as blocks.
 
     Raises:
         ArgumentError: No such file, not YAML, a name twice in one mapping.
@@ -73,28 +76,27 @@ def read_yaml(file: Path) -> Positioned:
         try:
             # Nodes and not loaded values: only nodes have lines. The type stubs of PyYAML leave these methods untyped.
             node = loader.get_single_node()
-            return Positioned({}, f"{file}:1") if node is None else _positioned(loader, node, str(file))
+            return Block() if node is None else _read(loader, node, str(file))
         finally:
             loader.dispose()
 
 
-def _positioned(loader: yaml.SafeLoader, node: yaml.Node, file: str, place: str = "") -> Positioned:
-    place = place or f"{file}:{node.start_mark.line + 1}"
+def _read(loader: yaml.SafeLoader, node: yaml.Node, file: str) -> Any:
     if isinstance(node, yaml.SequenceNode):
-        return Positioned([_positioned(loader, child, file) for child in node.value], place)
+        return [_read(loader, child, file) for child in node.value]
     if not isinstance(node, yaml.MappingNode):
         # Untyped in the stubs of PyYAML, as above.
-        return Positioned(loader.construct_object(node), place)
+        return loader.construct_object(node)
     # Puts the names of `<<: *other` first.
     loader.flatten_mapping(node)
-    found = {}
+    found = Block()
     for key, child in node.value:
-        line = f"{file}:{key.start_mark.line + 1}"
+        place = f"{file}:{key.start_mark.line + 1}"
         if not isinstance(key, yaml.ScalarNode):
-            raise ArgumentError("a name must be a text", place=line, fix="NAME: VALUE")
+            raise ArgumentError("a name must be a text", place=place, fix="NAME: VALUE")
         # Of a name that `<<` brings and the mapping has itself, the own one is last.
-        found[str(key.value)] = _positioned(loader, child, file, line)
-    return Positioned(found, place)
+        found[str(key.value)], found.places[str(key.value)] = _read(loader, child, file), place
+    return found
 
 
 # Bytes. Linux takes 255; the rest is for what hftune appends (`-merged`, `.dry_run`, numbers).
@@ -139,6 +141,13 @@ EVALUATE = "evaluate"
 """Key of what is measured of each stage's model, and the subcommand that measures it."""
 SAMPLE = "sample"
 """The script of a stage that trains nothing: its result is data for those after it."""
+FOLDERS = ("output_dir", "resume_from_checkpoint", "overwrite_output_dir")
+GIVEN = {
+    "shared": FOLDERS,
+    ANSWERS: ("models", "output_dir", "reward_model_path"),
+    EVALUATE: ("models", "against", "output_dir", "overwrite_output_dir"),
+}
+"""Arguments that the pipeline gives itself: to stages, to what asks all models, and to evaluations."""
 
 
 @dataclass(frozen=True)
@@ -156,26 +165,21 @@ class StageSpec:
     name: str
     script: str
     place: str
-    settings: dict[str, Positioned]
-    arguments: dict[str, Positioned]
+    settings: Block
+    arguments: Block
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A pipeline as it was written."""
+    """A pipeline as it was written.
+
+    Args:
+        top: Values of `KEYS`; what holds names and values is a block of its own, be it empty.
+    """
 
     file: Path
-    model: Positioned | None
-    output_dir: Positioned
-    values: dict[str, Positioned] = field(default_factory=dict)
-    env: dict[str, Positioned] = field(default_factory=dict)
-    launcher: Positioned | None = None
-    shared: dict[str, Positioned] = field(default_factory=dict)
-    merge: Positioned | None = None
-    matrix: Positioned | None = None
-    evaluate: dict[str, Positioned] = field(default_factory=dict)
-    answers: dict[str, Positioned] = field(default_factory=dict)
-    stages: list[StageSpec] = field(default_factory=list)
+    top: Block
+    stages: list[StageSpec]
 
 
 def read_spec(file: str | Path) -> Spec:
@@ -185,88 +189,76 @@ def read_spec(file: str | Path) -> Spec:
         ArgumentError: What has another shape, in one message, each with its line.
     """
     file = Path(file)
-    top = read_yaml(file)
+    content = read_yaml(file)
     # Before any message quotes the file: secrets that are learnt here are masked in it.
-    _learn(top.plain)
-    found = top.mapping("a pipeline")
-    listed = f"one of: {', '.join(KEYS)}; arguments of scripts go to shared"
-    problems: list[UserError] = [
-        ArgumentError(f"a pipeline has no {name}", place=child.place, fix=did_you_mean(name, KEYS) or listed)
-        for name, child in found.items()
-        if name not in KEYS
-    ]
-    problems += [
-        ArgumentError(f"{name} is missing", place=str(file), fix=_FIXES[name]) for name in _FIXES if name not in found
-    ]
-    groups: dict[str, dict[str, Positioned]] = {}
-    for name in ("values", "env", "shared", EVALUATE, ANSWERS, "stages"):
+    _learn(content)
+    top = Block({"a pipeline": content}, {"a pipeline": f"{file}:1"}).block("a pipeline")
+    problems = [*_wrong_keys(top, file)]
+    stages: list[StageSpec] = []
+    groups = Block()
+    for name in ("values", "env", "shared", "matrix", EVALUATE, ANSWERS, "stages"):
         with noted(problems):
-            groups[name] = found[name].mapping(name) if name in found else {}
-    stages = []
-    for name, item in groups.pop("stages", {}).items():
+            groups[name] = top.block(name)
+    for name in groups.get("stages", ()):
         with noted(problems):
-            stages.append(_stage(name, item))
-    for name, given in (("shared", FOLDERS), (ANSWERS, OF_ANSWERS), (EVALUATE, OF_EVALUATION)):
-        problems += _not_to_be_given(groups.get(name, {}), name, given)
-    problems += [
-        ArgumentError(f"{name} cannot be the name of a value", place=child.place, fix="choose another")
-        for name, child in groups.get("values", {}).items()
-        if name in ("model", "output_dir") or "." in name
-    ]
-    problems += [
-        ArgumentError(f"a stage cannot be called {ANSWERS} here", place=stage.place, fix="choose another")
-        for stage in stages
-        if groups.get(ANSWERS) and stage.name == ANSWERS
-    ]
+            stages.append(_stage(groups["stages"], name))
+    for name, given in GIVEN.items():
+        problems += _not_to_be_given(groups.get(name, Block()), name, given)
+    for name in groups.get("values", ()):
+        if name in ("model", "output_dir") or "." in name:
+            place = groups["values"].places[name]
+            problems.append(ArgumentError(f"{name} cannot be the name of a value", place=place, fix="choose another"))
+    if groups.get(ANSWERS) and ANSWERS in groups.get("stages", ()):
+        place = groups["stages"].places[ANSWERS]
+        problems.append(ArgumentError(f"a stage cannot be called {ANSWERS} here", place=place, fix="choose another"))
     # References are resolved only in a sound file.
     raise_together(problems)
-    optional = {name: found.get(name) for name in ("model", "launcher", "merge", "matrix")}
-    return Spec(file, output_dir=found["output_dir"], stages=stages, **groups, **optional)  # type: ignore[arg-type]  # keys are literals
+    return Spec(file, top.having(groups), stages)
 
 
-_FIXES = {
-    "output_dir": "output_dir: outputs/NAME; every stage gets a folder in it",
-    "stages": "stages: {sft: {train_file_dir: DATA}}; see examples/pipelines",
-}
+def _wrong_keys(top: Block, file: Path) -> Iterator[UserError]:
+    listed = f"one of: {', '.join(KEYS)}; arguments of scripts go to shared"
+    for name in top:
+        if name not in KEYS:
+            fix = did_you_mean(name, KEYS) or listed
+            yield ArgumentError(f"a pipeline has no {name}", place=top.places[name], fix=fix)
+    for name, form in (("output_dir", "output_dir: outputs/NAME"), ("stages", "stages: {sft: {train_file_dir: DATA}}")):
+        if name not in top:
+            yield ArgumentError(f"{name} is missing", place=str(file), fix=f"{form}; see examples/pipelines")
 
 
-def _learn(plain: Any) -> None:
+def _learn(content: Any) -> None:
     """Remember the file's secrets before anything of it is quoted; what references stand for is learnt in `steps`."""
-    learn_config(plain)
-    stages = plain.get("stages") if isinstance(plain, dict) else None
-    for block in (plain, *(stages.values() if isinstance(stages, dict) else ())):
-        env = block.get("env") if isinstance(block, dict) else None
-        if isinstance(env, dict):
+    learn_config(content)
+    stages = content.get("stages") if isinstance(content, Block) else None
+    for block in (content, *(stages.values() if isinstance(stages, Block) else ())):
+        env = block.get("env") if isinstance(block, Block) else None
+        if isinstance(env, Block):
             learn_variables({name: str(value) for name, value in env.items()})
 
 
-def _stage(name: str, item: Positioned) -> StageSpec:
-    found = item.mapping(f"stage {name}")
-    settings = {key: child for key, child in found.items() if key in OF_STAGE}
-    script = settings.get("script") or Positioned(name, item.place)
-    text = str(script.value).removesuffix(".py").removeprefix("run_")
+def _stage(stages: Block, name: str) -> StageSpec:
+    place, found = stages.places[name], stages.block(name)
+    script, named = (found["script"], found.places["script"]) if found.get("script") else (name, place)
+    text = str(script).removesuffix(".py").removeprefix("run_")
     if text not in (*STAGES, SAMPLE):
         scripts = f"one of: {', '.join((*STAGES, SAMPLE))}"
-        fix = scripts if "script" in settings else f"script: SCRIPT in it, {scripts}"
+        fix = scripts if "script" in found else f"script: SCRIPT in it, {scripts}"
         fix = f"{did_you_mean(text, (*STAGES, SAMPLE))} {fix}".strip()
-        raise ArgumentError(f"stage {name} has no script", place=script.place, fix=fix)
-    check_name(name, item.place, "a stage")
+        raise ArgumentError(f"stage {name} has no script", place=named, fix=fix)
+    check_name(name, place, "a stage")
     # Scripts take both spellings; later checks compare one.
-    arguments = {key.replace("-", "_"): child for key, child in found.items() if key not in OF_STAGE}
+    written = {key.replace("-", "_"): key for key in found if key not in OF_STAGE}
+    places = {name: found.places[key] for name, key in written.items()}
+    arguments = Block({name: found[key] for name, key in written.items()}, places)
     raise_together(_not_to_be_given(arguments, f"stage {name}", FOLDERS))
-    return StageSpec(name, text, item.place, settings, arguments)
+    return StageSpec(name, text, place, found.only(*OF_STAGE), arguments)
 
 
-FOLDERS = ("output_dir", "resume_from_checkpoint", "overwrite_output_dir")
-OF_ANSWERS = ("models", "output_dir", "reward_model_path")
-OF_EVALUATION = ("models", "against", "output_dir", "overwrite_output_dir")
-"""Arguments that the pipeline gives itself: to stages, to what asks all models, and to evaluations."""
-
-
-def _not_to_be_given(arguments: dict[str, Positioned], what: str, given: tuple[str, ...]) -> Iterator[UserError]:
+def _not_to_be_given(arguments: Block, what: str, given: tuple[str, ...]) -> Iterator[UserError]:
     """Problems: arguments that the pipeline gives itself, and names with a value in them, as `{hub_token:X}` makes."""
-    for name, child in arguments.items():
-        yield from bad_name(name, child.place)
+    for name in arguments:
+        yield from bad_name(name, arguments.places[name])
         if name in given:
             fix = "leave it out: the pipeline gives it itself"
-            yield ArgumentError(f"{what} cannot set {name}", place=child.place, fix=fix)
+            yield ArgumentError(f"{what} cannot set {name}", place=arguments.places[name], fix=fix)

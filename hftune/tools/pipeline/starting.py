@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hftune import child_processes, terminal
-from hftune.arguments.raw_arguments import given_in_file, given_on_command_line, take_config
 from hftune.constants import INTERRUPTED_EXIT_CODE
 from hftune.errors import ArgumentError
 from hftune.secrets import to_copy
@@ -127,7 +126,6 @@ HELP = """hftune {stage} runs run_{stage}.py, with its arguments and these:
 """
 OWN = ("nproc", "nodes", "launcher", "hostfile")
 _HELP = {"-h", "--help"}
-_CPU = {"use_cpu", "no_cuda"}
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ def start(stage: str, argv: list[str]) -> None:
         say(HELP.format(stage=stage), flush=True)
         launcher = Launcher()
     else:
-        launcher = choose(given, os.environ, on_cpu=_asks_for_cpu(rest)).with_free_port()
+        launcher = choose(given, os.environ).with_free_port()
     _run(launcher, f"run_{stage}.py", rest)
 
 
@@ -185,12 +183,11 @@ def take_own(argv: list[str]) -> tuple[Start, list[str]]:
     return Start(**vars(given)), rest
 
 
-def choose(given: Start, variables: Mapping[str, str], *, on_cpu: bool = False) -> Launcher:
+def choose(given: Start, variables: Mapping[str, str]) -> Launcher:
     """The launcher with its options for what was asked for, on this machine.
 
     Args:
         variables: The environment.
-        on_cpu: Train on the CPU, whatever GPUs there are.
 
     Raises:
         ArgumentError: A launcher that cannot start so many processes, or machines that nothing names.
@@ -211,7 +208,7 @@ def choose(given: Start, variables: Mapping[str, str], *, on_cpu: bool = False) 
         raise ArgumentError(
             f"{kind} reads no hostfile", place="--hostfile", fix="leave it out, or use --launcher deepspeed"
         )
-    processes = given.nproc or _devices_here(on_cpu)
+    processes = given.nproc or _devices_here()
     if kind is None:
         several = "torchrun" if _chosen_devices(variables) else "deepspeed"
         kind = several if processes > 1 else "none"
@@ -243,10 +240,8 @@ def _allocated(variables: Mapping[str, str]) -> int:
     return 1 if outside else int(variables.get("SLURM_NNODES", "1"))
 
 
-def _devices_here(on_cpu: bool) -> int:
+def _devices_here() -> int:
     """One process for each GPU, or one."""
-    if on_cpu:
-        return 1
     import torch  # takes seconds, which nobody waits for who says --nproc
 
     return torch.accelerator.device_count() or 1
@@ -301,11 +296,3 @@ def _torchrun(given: Start, nodes: int, processes: int, variables: Mapping[str, 
 def _srun(given: Start, nodes: int, processes: int, variables: Mapping[str, str]) -> dict[str, Any]:
     port = {"master_port": int(variables["MASTER_PORT"])} if variables.get("MASTER_PORT", "").isdecimal() else {}
     return {"nodes": nodes, "nproc_per_node": processes, "kill_on_bad_exit": 1, **port}
-
-
-def _asks_for_cpu(argv: list[str]) -> bool:
-    """Whether `--use_cpu` is given, on the command line or else in the file of `--config`."""
-    path, line = take_config(argv)
-    given = [*given_in_file(path), *given_on_command_line(line)]  # what comes last counts
-    said = [values or ["true"] for name, values in given if name.replace("-", "_") in _CPU]
-    return bool(said) and str(said[-1][0]).lower() not in ("false", "no", "0", "f", "n")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hftune import child_processes
 from hftune.arguments.stage_table import STAGES
@@ -13,8 +14,8 @@ from hftune.errors import ArgumentError, UserError, raise_together, shown
 from hftune.secrets import learn_command, learn_variables
 from hftune.tools.pipeline.gates import Gate, read_gates
 from hftune.tools.pipeline.launcher import Launcher, read_launcher
-from hftune.tools.pipeline.spec import ANSWERS, EVALUATE, SAMPLE, Positioned, Spec, StageSpec, noted
-from hftune.tools.pipeline.values import Combination, Names, combinations, label
+from hftune.tools.pipeline.spec import ANSWERS, EVALUATE, SAMPLE, Block, Spec, StageSpec, noted
+from hftune.tools.pipeline.values import Names, combinations, label
 
 MERGE, ASK = "merge", "ask"
 """Scripts of steps that train nothing, with `EVALUATE` and `SAMPLE`."""
@@ -79,6 +80,12 @@ class Step:
         name = "merge_peft_adapter.py" if self.script == MERGE else f"run_{self.script}.py"
         return self.launcher.wrap(_own(name), [*self.argv, *more])
 
+    def followed_by(
+        self, name: str, script: str, folder: Path, arguments: dict[str, list[str]], places: dict[str, str]
+    ) -> Step:
+        """A step of the same stage that does something with its model, in one process: the launcher is the stage's."""
+        return Step(name, self.stage, script, folder, arguments, places, self.place, env=self.env)
+
     def with_quiet_token(self) -> Step:
         """The step with the Hub's token in HF_TOKEN instead of on its command line."""
         # The last one counts, as on a command line.
@@ -104,7 +111,7 @@ def steps_of(spec: Spec) -> list[Step]:
     """
     problems: list[UserError] = []
     found: dict[Path, Step] = {}
-    roads = [_Road(spec, values) for values in combinations(spec.matrix)]
+    roads = [_Road(spec, values) for values in combinations(spec.top["matrix"])]
     for road in roads:
         # Later stages may need one that has a problem: theirs would only repeat it.
         with noted(problems):
@@ -115,7 +122,7 @@ def steps_of(spec: Spec) -> list[Step]:
                 # A stage that uses no value of the sweep has one folder in all combinations: it trains once.
                 found.setdefault(step.folder, step)
     raise_together({problem.render(): problem for problem in problems}.values())
-    asked = [_ask(spec, roads)] if spec.answers else []
+    asked = [_ask(spec, roads)] if spec.top[ANSWERS] else []
     for step in asked:
         learn_command(step.argv)
     return [*found.values(), *asked]
@@ -123,7 +130,7 @@ def steps_of(spec: Spec) -> list[Step]:
 
 def output_folder(spec: Spec) -> Path:
     """The folder of all stages, which has the lock and the logs; the same for all combinations."""
-    return Path(_text(Names(spec.values).resolve(spec.output_dir)))
+    return Path(_text(Names(spec.top["values"]).value(spec.top, "output_dir")))
 
 
 @dataclass(frozen=True)
@@ -155,146 +162,137 @@ class _Road:
     """The stages of one combination of values, as far as their steps were asked for."""
 
     spec: Spec
-    values: Combination
+    values: Block
     made: dict[str, _Made] = field(default_factory=dict)
     evaluated: dict[str, Step] = field(default_factory=dict)
     """Model to the step that evaluates it."""
 
     def steps(self, stage: StageSpec) -> Iterator[Step]:
         """The steps of the next stage."""
-        spec, names, top = self.spec, self._names(), output_folder(self.spec)
-        settings = {name: names.resolve(child) for name, child in stage.settings.items()}
-        arguments = self._arguments(stage, names, settings.get("from"))
+        names, top = self._names(), output_folder(self.spec)
+        settings = names.of(stage.settings)
+        arguments = self._arguments(stage, names, settings)
         parents = [self.made[name.removeprefix("stages.")] for name in names.used if name.startswith("stages.")]
         # Only now: `_arguments` looks up stages as well, and a folder's name depends on all of it.
         used = names.used.union(*(parent.used for parent in parents))
         folder = top / label(self.values, used) / stage.name
-        env = {**spec.env, **_mapping(settings.get("env"))}
+        # What the stage says itself wins over what the file says for all.
+        general = names.of(self.spec.top.only("launcher", "merge", "env"))
+        settings = general.having(settings).having({"env": general["env"].having(settings.block("env"))})
         step = Step(
             name=str(folder.relative_to(top)),
             stage=stage.name,
             script=stage.script,
             folder=folder,
             arguments={**_values(arguments), "output_dir": [str(folder)]},
-            places=_places(arguments),
+            places=arguments.places,
             place=stage.place,
-            launcher=read_launcher(settings.get("launcher") or _resolved(spec.launcher, names)),
-            env={name: _text(names.resolve(child)) for name, child in env.items()},
+            launcher=read_launcher(settings.get("launcher"), settings.places.get("launcher", "")),
+            env={name: _text(value) for name, value in settings["env"].items()},
             needs=tuple(dict.fromkeys(needed for parent in parents for needed in parent.steps)),
         )
         yield from self._evaluated_before(step)
         yield step
-        merged = None
-        if _trains_adapter(arguments):
-            asked = settings.get("merge") or _resolved(spec.merge, names)
-            merged = None if asked is not None and _means_no(asked) else _merge(step, asked)
-            yield from [merged] if merged else []
+        adapter = any(name in arguments and not _means_no(arguments[name]) for name in _ADAPTER)
+        merged = _merge(step, settings) if adapter and not _means_no(settings.get("merge", True)) else None
+        yield from [merged] if merged else []
         model = _first(step, "model_name_or_path")
         base = next((parent.base for parent in parents if model in parent.results.values()), model)
-        self.made[stage.name] = _made(step, merged, used, base, unmerged=_trains_adapter(arguments) and merged is None)
-        yield from self._evaluated_after(step, settings.get("gate"))
+        self.made[stage.name] = _made(step, merged, used, base, unmerged=adapter and merged is None)
+        yield from self._evaluated_after(step, settings)
 
-    def _arguments(self, stage: StageSpec, names: Names, asked: Positioned | None) -> dict[str, Positioned]:
+    def _arguments(self, stage: StageSpec, names: Names, settings: Block) -> Block:
         """What a stage is given: what all share, its own, and the model and the reward that stages before have made."""
         # What stages of training share means nothing to sampling.
-        shared = {} if stage.script == SAMPLE else self.spec.shared
-        found = {name: names.resolve(child) for name, child in {**shared, **stage.arguments}.items()}
-        found = {name: child for name, child in found.items() if child.value is not None}
-        before = self._before(stage, asked)
+        shared = Block() if stage.script == SAMPLE else self.spec.top["shared"]
+        told = names.of(shared.having(stage.arguments))
+        found = Block({name: value for name, value in told.items() if value is not None}, told.places)
+        before = self._before(stage, settings)
         # What the stage says itself wins.
         if not {"model_name_or_path", "server_url"} & {*found}:
-            found = {**self._start(stage, before, names), **found}
-        return {**self._reward(found, names), **found} if stage.script in ("rl", SAMPLE) else found
+            found = self._start(stage, before, names).having(found)
+        return self._reward(found, names).having(found) if stage.script in ("rl", SAMPLE) else found
 
     def _names(self) -> Names:
-        spec = self.spec
-        outer = {"output_dir": Positioned(str(output_folder(spec)), spec.output_dir.place)}
-        outer |= {"model": spec.model} if spec.model is not None else {}
-        return Names({**spec.values, **self.values, **outer}, {name: made.results for name, made in self.made.items()})
+        top = self.spec.top
+        values = top["values"].having(self.values)
+        outer = top.only("model", "output_dir").having({"output_dir": str(output_folder(self.spec))})
+        return Names(values.having(outer), {name: made.results for name, made in self.made.items()})
 
-    def _before(self, stage: StageSpec, asked: Positioned | None) -> str | None:
+    def _before(self, stage: StageSpec, settings: Block) -> str | None:
         """The stage that this one builds on (`from`, else the latest that trained a language model); None: no stage."""
         models = [name for name, made in self.made.items() if made.start]
-        if asked is None:
+        if "from" not in settings:
             return models[-1] if models else None
-        if asked.value in (None, "model"):
+        asked = settings["from"]
+        if asked in (None, "model"):
             return None
-        if str(asked.value) not in models:
+        if str(asked) not in models:
             raise ArgumentError(
-                f"stage {stage.name} cannot build on {shown(asked.plain)}",
-                place=asked.place,
+                f"stage {stage.name} cannot build on {shown(asked)}",
+                place=settings.places["from"],
                 fix=f"model, or a stage before it that trains a language model: {', '.join(models) or 'none'}",
             )
-        return str(asked.value)
+        return str(asked)
 
-    def _start(self, stage: StageSpec, before: str | None, names: Names) -> dict[str, Positioned]:
+    def _start(self, stage: StageSpec, before: str | None, names: Names) -> Block:
         """The arguments of the model that a stage starts from: the result of `before`, else the pipeline's own."""
         if before is not None:
             names.used.add(f"stages.{before}")
-            start = {name: Positioned(value, stage.place) for name, value in self.made[before].start.items()}
+            start = self.made[before].start
             # An adapter knows its base.
-            return {"model_name_or_path": [*start.values()][-1]} if stage.script == SAMPLE else start
-        model = _resolved(self.spec.model, names)
-        if model is None or model.value is None or model.value == []:
+            start = {"model_name_or_path": [*start.values()][-1]} if stage.script == SAMPLE else start
+            return Block(start, dict.fromkeys(start, stage.place))
+        model = names.value(self.spec.top, "model")
+        if model is None or model == []:
             raise ArgumentError(
                 f"stage {stage.name} has no model to begin with",
                 place=stage.place,
                 fix="model: FOLDER_OR_HUB_NAME at the top of the file, or model_name_or_path in the stage",
             )
-        return {"model_name_or_path": model}
+        return Block({"model_name_or_path": model}, {"model_name_or_path": self.spec.top.places["model"]})
 
-    def _reward(self, arguments: Mapping[str, Positioned], names: Names) -> dict[str, Positioned]:
+    def _reward(self, arguments: Block, names: Names) -> Block:
         """The argument with the latest reward model; empty if the stage names a reward itself, or none was trained."""
         models = [name for name, made in self.made.items() if made.scores]
         if not models or {"reward_model_path", "reward_funcs", "reward_model"} & {*arguments}:
-            return {}
+            return Block()
         names.used.add(f"stages.{models[-1]}")
-        return {"reward_model_path": Positioned(self.made[models[-1]].results["model"], str(self.spec.file))}
+        place = {"reward_model_path": str(self.spec.file)}
+        return Block({"reward_model_path": self.made[models[-1]].results["model"]}, place)
 
     def _evaluated_before(self, step: Step) -> Iterator[Step]:
         """The step that evaluates what a stage starts from; none where that is done already."""
         started = _started_from(step)
-        if not self.spec.evaluate or step.script in ("rm", SAMPLE) or started in self.evaluated:
+        if not self.spec.top[EVALUATE] or step.script in ("rm", SAMPLE) or started in self.evaluated:
             return
-        model = _resolved(self.spec.model, Names(self.spec.values))
-        common = model is not None and started == _text(model)
+        model = Names(self.spec.top["values"]).value(self.spec.top, "model")
         # All combinations share what they all begin with.
+        common = model is not None and started == _text(model)
         folder, name = (output_folder(self.spec), "base") if common else (step.folder.parent, f"{step.stage}-base")
         yield self._evaluation(step, started, f"{EVALUATE} {name}", folder / f"{name}-evaluated")
 
-    def _evaluated_after(self, step: Step, gate: Positioned | None) -> Iterator[Step]:
+    def _evaluated_after(self, step: Step, settings: Block) -> Iterator[Step]:
         """The step that evaluates what a stage has made, by the gates of the stage."""
         made = self.made[step.stage]
-        if self.spec.evaluate and made.start:
-            tasks = _values(self._of_evaluation()).get("eval_tasks", [])
-            gates = read_gates(gate, tasks) if gate is not None else ()
+        if self.spec.top[EVALUATE] and made.start:
             folder = step.folder.with_name(f"{step.folder.name}-evaluated")
             before = self.evaluated[_started_from(step)]
             own = self._evaluation(step, made.results["model"], f"{EVALUATE} {step.name}", folder, before)
+            gates = read_gates(settings.block("gate"), own.arguments.get("eval_tasks", []))
             yield replace(own, gates=gates, needs=(*made.steps, before.name))
-        elif gate is not None and gate.value:
+        elif settings.get("gate"):
             fix = "evaluate: {validation_file_dir: DATA, eval_tasks: [loss]} in the file; language models are evaluated"
             raise ArgumentError(f"stage {step.stage} has a gate and is not evaluated", place=step.place, fix=fix)
 
-    def _of_evaluation(self) -> dict[str, Positioned]:
-        return {name: Names(self.spec.values).resolve(child) for name, child in self.spec.evaluate.items()}
-
     def _evaluation(self, step: Step, model: str, name: str, folder: Path, before: Step | None = None) -> Step:
-        arguments = self._of_evaluation()
+        arguments = Names(self.spec.top["values"]).of(self.spec.top[EVALUATE])
         # Its own launcher, or one process: that of the stages would cost a small evaluation more than it saves.
-        launcher = read_launcher(arguments.pop("launcher", None))
+        launcher = read_launcher(arguments.pop("launcher", None), arguments.places.get("launcher", ""))
         last = {**({"against": [str(before.folder)]} if before else {}), "output_dir": [str(folder)]}
-        self.evaluated[model] = Step(
-            name=name,
-            stage=step.stage,
-            script=EVALUATE,
-            folder=folder,
-            arguments={"models": [model], **_carried(step), **_values(arguments), **last},
-            places=_places(arguments),
-            place=step.place,
-            launcher=launcher,
-            env=step.env,
-        )
+        given = {"models": [model], **_carried(step), **_values(arguments), **last}
+        own = step.followed_by(name, EVALUATE, folder, given, arguments.places)
+        self.evaluated[model] = replace(own, launcher=launcher)
         return self.evaluated[model]
 
 
@@ -311,29 +309,20 @@ def _made(step: Step, merged: Step | None, used: set[str], base: str, *, unmerge
     return _Made(names, results, used, {} if step.script == "rm" else start, base)
 
 
-def _merge(step: Step, asked: Positioned | None) -> Step:
+def _merge(step: Step, settings: Block) -> Step:
     """The step that merges a stage's adapter into its base."""
+    asked = settings["merge"] if isinstance(settings.get("merge"), Block) else Block()
     folder = step.folder.with_name(f"{step.folder.name}-merged")
     first = {"peft_model_path": [str(step.folder)], "output_dir": [str(folder)], **_carried(step)}
-    above = step.name.removesuffix(step.stage)
-    # The stage's launcher is not passed on: a merge runs in one process.
-    return Step(
-        name=f"{above}merge {step.stage}",
-        stage=step.stage,
-        script=MERGE,
-        folder=folder,
-        arguments={**first, **_values(_mapping(asked))},
-        places=_places(_mapping(asked)),
-        place=step.place,
-        env=step.env,
-        needs=(step.name,),
-    )
+    name = f"{step.name.removesuffix(step.stage)}merge {step.stage}"
+    merge = step.followed_by(name, MERGE, folder, {**first, **_values(asked)}, asked.places)
+    return replace(merge, needs=(step.name,))
 
 
 def _ask(spec: Spec, roads: list[_Road]) -> Step:
     """The step that asks every language model the same questions, the bases first."""
     folder = output_folder(spec) / ANSWERS
-    arguments = {name: Names(spec.values).resolve(child) for name, child in spec.answers.items()}
+    arguments = Names(spec.top["values"]).of(spec.top[ANSWERS])
     all_made = [made for road in roads for made in road.made.values()]
     models = [made.base for made in all_made if made.start]
     models += [made.results["model"] for made in all_made if made.start]
@@ -347,8 +336,8 @@ def _ask(spec: Spec, roads: list[_Road]) -> Step:
         script=ASK,
         folder=folder,
         arguments={"models": list(dict.fromkeys(models)), **_values(arguments), **last},
-        places=_places(arguments),
-        place=next(iter(spec.answers.values())).place,
+        places=arguments.places,
+        place=spec.top.places[ANSWERS],
         needs=tuple(dict.fromkeys(name for made in all_made for name in made.steps)),
     )
 
@@ -362,30 +351,18 @@ def _first(step: Step, name: str) -> str:
     return (step.arguments.get(name) or [""])[0]
 
 
-def _trains_adapter(arguments: Mapping[str, Positioned]) -> bool:
-    return any(name in arguments and not _means_no(arguments[name]) for name in _ADAPTER)
+def _means_no(value: object) -> bool:
+    return str(value).strip().lower() in _NO
 
 
-def _means_no(item: Positioned) -> bool:
-    return str(item.plain).strip().lower() in _NO
-
-
-def _resolved(item: Positioned | None, names: Names) -> Positioned | None:
-    return None if item is None else names.resolve(item)
-
-
-def _values(arguments: Mapping[str, Positioned]) -> dict[str, list[str]]:
+def _values(arguments: Mapping[str, Any]) -> dict[str, list[str]]:
     """Arguments that have values, as texts: a list is several values, a mapping becomes JSON."""
-    plain = {name: child.plain for name, child in arguments.items() if child.value is not None}
-    return {name: [*map(_flat, value)] if isinstance(value, list) else [_flat(value)] for name, value in plain.items()}
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return {name: [*map(_flat, value if isinstance(value, list) else [value])] for name, value in given.items()}
 
 
 def _flat(value: object) -> str:
     return json.dumps(value) if isinstance(value, dict | list) else str(value)
-
-
-def _places(arguments: Mapping[str, Positioned]) -> dict[str, str]:
-    return {name: child.place for name, child in arguments.items()}
 
 
 def _carried(step: Step) -> dict[str, list[str]]:
@@ -393,9 +370,5 @@ def _carried(step: Step) -> dict[str, list[str]]:
     return {name: values for name, values in step.arguments.items() if name == "trust_remote_code"}
 
 
-def _mapping(item: Positioned | None) -> dict[str, Positioned]:
-    return item.value if item is not None and isinstance(item.value, dict) else {}
-
-
-def _text(item: Positioned) -> str:
-    return "" if item.value is None else str(item.value)
+def _text(value: object) -> str:
+    return "" if value is None else str(value)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from hftune import __version__
 from hftune.arguments.entry import kept
-from hftune.arguments.stage_table import STAGES, stage_of
-from hftune.errors import ArgumentError, did_you_mean
+from hftune.arguments.stage_table import STAGES
+from hftune.tools.words import Words
 from hftune.visible import say
 
 HELP = """JSON Schema (draft 2020-12) of the YAML files that hftune reads, for editors, forms and agents.
@@ -31,32 +30,22 @@ def schema(argv: list[str]) -> None:
     if {"-h", "--help"} & {*argv}:
         say(HELP.format(names="|".join(NAMES)))
         return
-    if len(argv) != 1:
-        fix = "hftune schema sft > .hftune/sft.schema.json (there is no --output any more)"
-        raise ArgumentError("`hftune schema` takes one name", fix=fix)
-    name = stage_of(argv[0]) or argv[0]
-    if name not in NAMES:
-        fix = f"{did_you_mean(name, NAMES)} one of: {', '.join(NAMES)}".strip()
-        raise ArgumentError(f"there is no schema of {name.partition('=')[0]}", fix=fix)
-    say(schema_text(name), end="")
+    words = Words("hftune schema")
+    words.add_argument("name", choices=NAMES)
+    say(schema_text(words.parse_args(argv).name), end="")
 
 
 def schema_text(name: str) -> str:
     """The schema of a stage's file, of `merge` or of a pipeline's, as JSON."""
-    return kept("schema", [name], lambda: _as_json(_made(name)))
+    return kept("schema", [name], lambda: _made(name))
 
 
-def _made(name: str) -> dict[str, Any]:
+def _made(name: str) -> str:
     # They bring the parsers of all stages, which take seconds.
     from hftune.tools.schema.pipelines import pipeline_schema
-    from hftune.tools.schema.stages import stage_schema
+    from hftune.tools.schema.stages import DRAFT, stage_schema
 
     title = "A pipeline of hftune's" if name == PIPELINE else f"Arguments of `hftune {name}`"
-    return {"title": title, **(pipeline_schema() if name == PIPELINE else stage_schema(name))}
-
-
-def _as_json(schema: dict[str, Any]) -> str:
-    from hftune.tools.schema.stages import DRAFT
-
-    comment = f"Written by `hftune schema`, hftune {__version__}"
-    return json.dumps({"$schema": DRAFT, "$comment": comment, **schema}, ensure_ascii=False, indent=1) + "\n"
+    head = {"$schema": DRAFT, "$comment": f"Written by `hftune schema`, hftune {__version__}", "title": title}
+    schema = pipeline_schema() if name == PIPELINE else stage_schema(name)
+    return json.dumps({**head, **schema}, ensure_ascii=False, indent=1) + "\n"

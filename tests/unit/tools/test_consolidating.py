@@ -22,17 +22,21 @@ STATUS = Path("/proc/self/status")
 GROUPS = [*PARAMETERS, {"d": torch.arange(300.0), "e": torch.arange(280.0).reshape(7, 40)}]
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("dtype, size, files", [("float32", "1500B", 0), ("float32", "1KB", 3), ("bfloat16", "5GB", 1)])
+def asked_for(checkpoint: Path, folder: Path, **more: str) -> ConsolidateArguments:
+    return ConsolidateArguments(checkpoint=str(checkpoint), output_dir=str(folder), **more)
+
+
+def test_a_size_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="'1500B' is no size"):
+        consolidate(asked_for(write(tmp_path, 2, 3, GROUPS), tmp_path / "out", max_shard_size="1500B"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "size", "files"), [(1, "float32", "1KB", 3), (2, "bfloat16", "5GB", 1), (3, "float32", "1KB", 3)]
+)
 def test_files_and_index(tmp_path: Path, stage: int, dtype: str, size: str, files: int) -> None:
     checkpoint = write(tmp_path, stage, 3, GROUPS)
-    asked = ConsolidateArguments(checkpoint=str(checkpoint), output_dir=str(tmp_path / "out"), dtype=dtype)
-    asked.max_shard_size = size
-    if not files:
-        with pytest.raises(ArgumentError, match="'1500B' is no size"):
-            consolidate(asked)
-        return
-    folder = consolidate(asked)
+    folder = consolidate(asked_for(checkpoint, tmp_path / "out", dtype=dtype, max_shard_size=size))
     assert len(list(folder.glob("*.safetensors"))) == files == len(weight_files(folder))
     found = {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}
     for name, value in ((name, value) for group in GROUPS for name, value in group.items()):
@@ -48,10 +52,8 @@ def test_memory_is_that_of_a_few_tensors(tmp_path: Path, stage: int) -> None:
     groups = [{f"layer.{number}": torch.full((each // 4,), float(number)) for number in range(count)}]
     checkpoint = write(tmp_path, stage, 2, groups)
     del groups
-    asked = ConsolidateArguments(checkpoint=str(checkpoint), output_dir=str(tmp_path / "out"))
-    consolidate(
-        ConsolidateArguments(checkpoint=str(write(tmp_path / "small", stage, 2)), output_dir=str(tmp_path / "s"))
-    )
+    asked = asked_for(checkpoint, tmp_path / "out")
+    consolidate(asked_for(write(tmp_path / "small", stage, 2), tmp_path / "s"))
     before, seen, done = kilobytes("RssAnon"), [0], threading.Event()
 
     def watch() -> None:

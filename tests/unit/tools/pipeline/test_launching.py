@@ -59,9 +59,8 @@ def test_what_the_launcher_says_is_shown_where_no_rank_could_speak(
 
 
 def test_only_launchers_are_launched() -> None:
-    for argv in ([], ["run_sft.py"], ["--help"]):
-        with pytest.raises(ArgumentError, match="starts with a launcher"):
-            launch(argv)
+    with pytest.raises(ArgumentError, match="starts with a launcher"):
+        launch(["run_sft.py"])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import io
+import json
 import os
 import re
 import signal
@@ -12,20 +12,20 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
-from rich.console import Console
 
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, Preempted
-from hftune.secrets import to_copy
+from hftune.publishing import locks
+from hftune.publishing.locks import OUTPUT_LOCK
 from hftune.tools.pipeline import processes
 from hftune.tools.pipeline import runner as runner_module
-from hftune.tools.pipeline.runner import Choice, Runner, Screen, StageFailed, command_of
+from hftune.tools.pipeline.runner import Choice, Runner, StageFailed, alone, command_of, watching
 from hftune.tools.pipeline.steps import Step
 from tests.unit.tools.pipeline.files import finish, model, steps
 
@@ -47,15 +47,15 @@ class Ended:
 class Bench:
     """A pipeline of pt and sft with adapters, whose commands finish at once and are counted."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.capsys = folder, capsys
         model(folder / "base")
         (folder / "data").mkdir()
         (folder / "data" / "a.jsonl").write_text("one\n")
         self.lr, self.more = "1e-3", ""
         self.started: list[str] = []
         self.fails: dict[str, tuple[int, str]] = {}
-        self.said = io.StringIO()
+        self.said = ""
 
     @property
     def steps(self) -> list[Step]:
@@ -79,15 +79,14 @@ class Bench:
     def run(self, choice: Choice | None = None) -> list[str]:
         """Names of the steps that were started."""
         self.started = []
-        screen = Screen(Console(file=self.said, width=200, highlight=False, markup=False, soft_wrap=True))
-        runner = Runner(self.folder / "out", screen, start=self.start)
-        runner.run(self.steps, choice or Choice())
+        Runner(self.folder / "out", start=self.start).run(self.steps, choice or Choice())
+        self.said = self.capsys.readouterr().out
         return self.started
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bench:
+    return Bench(tmp_path, capsys)
 
 
 ALL = ["pt", "merge pt", "sft", "merge sft"]
@@ -96,10 +95,10 @@ ALL = ["pt", "merge pt", "sft", "merge sft"]
 def test_what_has_not_changed_is_skipped(bench: Bench) -> None:
     assert bench.run() == ALL
     assert bench.run() == []
-    assert "nothing had changed" in bench.said.getvalue()
+    assert "nothing had changed" in bench.said
     bench.lr = "2e-3"
     assert bench.run(Choice(force=("sft",))) == ["sft", "merge sft"]
-    assert "sft: runs again, since learning_rate was 1e-3, is 2e-3" in bench.said.getvalue()
+    assert "sft: runs again, since learning_rate was 1e-3, is 2e-3" in bench.said
     former = read_manifest(bench.folder / "out" / "previous" / "sft")
     assert former is not None and "1e-3" in former["command"], "the former result is kept"
 
@@ -125,7 +124,7 @@ def test_what_is_trained_is_trained_again_only_when_asked(bench: Bench) -> None:
 def test_answers_are_asked_last_and_again_if_they_may_be_others(bench: Bench) -> None:
     bench.more = "answers: {questions: ['Who?']}\n"
     assert bench.run() == [*ALL, "answers"]
-    assert f"finished: {bench.folder}/out/sft-merged\n" in bench.said.getvalue(), "what was made, not what it said"
+    assert f"finished: {bench.folder}/out/sft-merged\n" in bench.said, "what was made, not what it said"
     assert bench.run() == []
     bench.more = "answers: {questions: ['Who?', 'Why?']}\n"
     assert bench.run() == ["answers"] and "--resume_from_checkpoint" not in command_of(bench.steps[-1])
@@ -135,15 +134,15 @@ def test_answers_are_asked_last_and_again_if_they_may_be_others(bench: Bench) ->
     )
     (bench.folder / "base" / "model.safetensors").write_text("other")
     assert bench.run(Choice(force=("*",)))[-1] == "answers"
-    assert bench.run(Choice(only="answers", force=("*",))) == ["answers"]
+    assert bench.run(Choice("answers", "answers", force=("*",))) == ["answers"]
 
 
 def test_a_part(bench: Bench) -> None:
     with pytest.raises(ManifestError, match="pt is not finished"):
         bench.run(Choice(first="sft"))
     assert bench.run(Choice(last="pt")) == ["pt", "merge pt"]
-    assert bench.run(Choice(only="sft")) == ["sft", "merge sft"]
-    assert bench.run(Choice(only="pt", force=("*",))) == ["pt", "merge pt"]
+    assert bench.run(Choice("sft", "sft")) == ["sft", "merge sft"]
+    assert bench.run(Choice("pt", "pt", force=("*",))) == ["pt", "merge pt"]
     assert bench.run(Choice(force=("sft",))) == ["sft", "merge sft"]
     with pytest.raises(ArgumentError, match="there is no stage dpo"):
         bench.run(Choice(last="dpo"))
@@ -174,7 +173,6 @@ TRACE = 'Traceback (most recent call last):\n  File "a", line 1\n'
         (1, f"{TRACE}OSError: [Errno 28] No space left on device\n", "disk is full"),
         (-9, "step 3\n", "killed from outside"),
         (1, "torch.OutOfMemoryError: CUDA out of memory. Tried\n", "out of memory"),
-        (1, "return code = -9\n", "killed from outside"),
         (1, f"{TRACE}ValueError: odd\n[rank1]: Traceback\nlater\n", "    ValueError: odd$"),
         (1, "error: rank 0 on host has stopped at x\n\n[rank 1] error: mine\nmore\n\n", "    mine\n    more"),
         (1, "error: rank 0 on host has stopped at x\n\nlater\n", "rank 0 on host has stopped"),
@@ -218,19 +216,12 @@ def test_what_the_disk_does_not_take_is_one_message(bench: Bench, monkeypatch: p
     assert bench.run(Choice(force=("sft",))) == ["sft", "merge sft"]
 
 
-@pytest.mark.parametrize("kind", ["link", "second name", "mine", "pipe"])
-def test_a_lock_of_somebodys_loses_nothing(tmp_path: Path, kind: str) -> None:
-    lock, theirs = tmp_path / "hftune.lock", tmp_path / "theirs"
-    theirs.write_text("mine")
-    {
-        "link": lambda: lock.symlink_to(theirs),
-        "second name": lambda: os.link(theirs, lock),
-        "pipe": lambda: os.mkfifo(lock),
-        "mine": lambda: lock.write_text("mine"),
-    }[kind]()
-    with nullcontext() if kind == "mine" else pytest.raises(ArgumentError), Runner(tmp_path)._alone():
+def test_a_lock_of_somebodys_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("mine")
+    (tmp_path / OUTPUT_LOCK).symlink_to(tmp_path / "theirs")
+    with pytest.raises(ArgumentError, match="is in the way"), alone(tmp_path):
         pass
-    assert theirs.read_text() == "mine" and (kind != "mine" or lock.read_text() == "mine")
+    assert (tmp_path / "theirs").read_text() == "mine"
 
 
 def test_a_log_that_cannot_be_opened_is_the_runners_to_say(bench: Bench) -> None:
@@ -289,8 +280,8 @@ def test_a_runner_that_dies_leaves_nothing_and_no_lock(
 import os, time
 from pathlib import Path
 from hftune.tools.pipeline import processes
-from hftune.tools.pipeline.runner import Runner
-with Runner(Path({str(tmp_path)!r}))._alone():
+from hftune.tools.pipeline.runner import alone
+with alone(Path({str(tmp_path)!r})):
     kept = processes.start({launcher!r}, os.environ, Path({str(tmp_path / "log")!r}))
     while True:
         time.sleep(0.1)
@@ -299,13 +290,13 @@ with Runner(Path({str(tmp_path)!r}))._alone():
     wait(lambda: len(processes.descendants(runner.pid)) == 4)
     found = processes.descendants(runner.pid)
     with monkeypatch.context() as patch, pytest.raises(ArgumentError, match="another"):
-        patch.setattr(runner_module, "_PATIENCE", 0.1)
-        with Runner(tmp_path)._alone():
+        patch.setattr(locks, "OUTPUT_SECONDS", 0.1)
+        with alone(tmp_path):
             pass
     runner.kill()
     runner.wait()
-    with Runner(tmp_path)._alone():
-        assert alive(found) == []
+    with alone(tmp_path):
+        wait(lambda: alive(found) == [])
 
 
 def test_codes_and_what_cannot_start(tmp_path: Path) -> None:
@@ -346,11 +337,6 @@ def test_the_first_signal_asks_a_rank_to_save(bench: Bench, tmp_path: Path) -> N
     assert "saved" in log.read_text()
 
 
-def test_secrets_are_not_shown() -> None:
-    told = to_copy({"HF_TOKEN": "abc", "A": "b c"}, ["python", "run.py", "--hub_token", "xyz", "--name", "d e"])
-    assert told == "HF_TOKEN=*** A='b c' python run.py --hub_token *** --name 'd e'"
-
-
 def test_checkpoints_without_an_optimizer_are_not_gone_on_from(bench: Bench) -> None:
     step = bench.steps[0]
     assert command_of(step)[-2:] == ["--resume_from_checkpoint", "auto"]
@@ -360,7 +346,7 @@ def test_checkpoints_without_an_optimizer_are_not_gone_on_from(bench: Bench) -> 
     ]
 
 
-def test_a_token_is_handed_on_in_the_environment(tmp_path: Path) -> None:
+def test_a_token_is_handed_on_in_the_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A launcher prints the commands that it starts, into a log, and `ps` shows them."""
     told: list[tuple[str, Mapping[str, str]]] = []
     arguments = {"seed": ["1"], "push_to_hub_token": ["first", "the-token-1"]}
@@ -370,9 +356,29 @@ def test_a_token_is_handed_on_in_the_environment(tmp_path: Path) -> None:
         told.append((" ".join(command), env))
         return Ended(0)
 
-    said = io.StringIO()
-    screen = Screen(Console(file=said, width=200, highlight=False, markup=False, soft_wrap=True))
-    Runner(tmp_path, screen, start=start)._execute(step, "a")
-    ((command, env),) = told
-    assert "the-token-1" not in command + said.getvalue() and "--seed 1" in command
-    assert env["HF_TOKEN"] == "the-token-1" and env["B"] == "c" and "HF_TOKEN=***" in said.getvalue()
+    Runner(tmp_path, start=start)._execute(step, "a")
+    ((command, env),), said = told, capsys.readouterr().out
+    assert "the-token-1" not in command + said and "--seed 1" in command
+    assert env["HF_TOKEN"] == "the-token-1" and env["B"] == "c" and "HF_TOKEN=***" in said
+
+
+def test_where_a_step_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In lines of a log, at most every half minute, and of this run alone; on a terminal in a line that changes."""
+    lines = [json.dumps({"step": n, "max_steps": 10, "time": 2.0 * n, "loss": 4 - n / 2}) for n in (9, 1, 3)]
+    (tmp_path / "progress.jsonl").write_text(f"{lines[0]}\n")
+    look = watching(tmp_path, "[1/2] sft")
+    (tmp_path / "progress.jsonl").write_text("\n".join([*lines, ""]))
+    look()
+    assert capsys.readouterr().out == "", "too soon"
+    monkeypatch.setattr(runner_module, "_PLAIN_SECONDS", 0.0)
+    look = watching(tmp_path, "[1/2] sft")
+    look()
+    with (tmp_path / "progress.jsonl").open("a") as stream:
+        stream.write(f"{lines[1]}\n{lines[2]}\n")
+    look()
+    assert capsys.readouterr().out == "[1/2] sft: step 3/10, loss 2.5, 14 s left\n"
+    shown: list[str] = []
+    monkeypatch.setattr(runner_module.terminal, "err", lambda: SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(runner_module.terminal, "show_progress", shown.append)
+    watching(tmp_path, "[1/2] sft")()
+    assert shown == ["[1/2] sft: loading, 0 s"] and capsys.readouterr().out == ""

@@ -29,7 +29,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that would have run."""
     commands: list[list[str]] = []
     monkeypatch.setattr(starting, "run_quietly", commands.append)
-    monkeypatch.setattr(starting, "_devices_here", lambda on_cpu: 1)
+    monkeypatch.setattr(starting, "_devices_here", lambda: 1)
     for name in ("RANK", "SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
     return commands
@@ -74,7 +74,6 @@ def test_help_names_both_kinds_of_flags(started: list[list[str]], capsys: pytest
         ([], Start(), []),
         (["--max_steps", "3", "--nproc", "2"], Start(nproc=2), ["--max_steps", "3"]),
         (["--nodes=2", "--launcher=srun", "a"], Start(nodes=2, launcher="srun"), ["a"]),
-        (["--hostfile", "h", "nproc", "--x", "none"], Start(hostfile="h"), ["nproc", "--x", "none"]),
     ],
 )
 def test_its_own_flags_are_taken_out(argv: list[str], given: Start, rest: list[str]) -> None:
@@ -85,8 +84,6 @@ def test_its_own_flags_are_taken_out(argv: list[str], given: Start, rest: list[s
     ("argv", "words"),
     [
         (["--nproc"], "argument --nproc: expected one argument"),
-        (["--nodes", "--x"], "argument --nodes: expected one argument"),
-        (["--nproc", "9" * 5000], "argument --nproc: a number from 1 to "),
         (["--nproc", "0"], "argument --nproc: a number from 1 to 999999999, not '0'"),
         (["--launcher", "torchrum"], "argument --launcher: invalid choice: 'torchrum'.*torchrun"),
     ],
@@ -141,7 +138,7 @@ CHOICES: dict[str, tuple[Start, dict[str, str], int, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CHOICES)
 def test_what_suits_a_machine(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given, variables, devices, kind, options = CHOICES[case]
-    monkeypatch.setattr(starting, "_devices_here", lambda on_cpu: devices)
+    monkeypatch.setattr(starting, "_devices_here", lambda: devices)
     monkeypatch.setattr(child_processes, "program", lambda name: f"/usr/bin/{name}")
     found = choose(given, variables)
     assert (found.kind, found.options) == (kind, options)
@@ -159,14 +156,12 @@ def test_slurm_without_srun_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     ("given", "variables", "words"),
     [
         (Start(launcher="none", nproc=2), {}, "without a launcher a stage is one process"),
-        (Start(launcher="none", hostfile="h"), {}, "without a launcher a stage is one process"),
         (Start(launcher="torchrun", hostfile="h"), {}, "torchrun reads no hostfile"),
         (
             *(Start(nproc=2, launcher="deepspeed"), {"CUDA_VISIBLE_DEVICES": "1,2,3"}),
             "CUDA_VISIBLE_DEVICES names 3 devices",
         ),
         (Start(nodes=2, nproc=8), {}, "nothing says which 2 machines these are"),
-        (Start(nodes=2, nproc=8, launcher="torchrun"), {}, "torchrun on 2 machines needs MASTER_ADDR and NODE_RANK"),
         (Start(nodes=2, nproc=8), {"MASTER_ADDR": "a"}, "torchrun on 2 machines needs NODE_RANK"),
     ],
 )
@@ -175,33 +170,12 @@ def test_what_cannot_start(given: Start, variables: dict[str, str], words: str) 
         choose(given, variables)
 
 
-@pytest.mark.parametrize(
-    ("argv", "asked"),
-    [
-        ([], False),
-        (["--use-cpu=true"], True),
-        (["--use_cpu=no"], False),
-        (["--use_cpu_amp"], False),
-        (["--use_cpu", "--x", "False"], True),
-        (["--config", "cpu.yaml"], True),
-        (["--config=cpu.yaml", "--use_cpu", "False"], False),
-    ],
-)
-def test_on_the_cpu_gpus_are_not_counted(
-    argv: list[str], asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpu.yaml").write_text("use_cpu: true\n")
-    monkeypatch.chdir(tmp_path)
-    assert starting._asks_for_cpu(argv) is asked
-    assert starting._devices_here(True) == 1
-
-
 def test_devices_are_counted_where_nobody_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     for count, wanted in ((0, 1), (3, 3)):
         monkeypatch.setattr(torch.accelerator, "device_count", lambda count=count: count)
-        assert starting._devices_here(False) == wanted
+        assert starting._devices_here() == wanted
 
 
 @pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
@@ -223,7 +197,6 @@ def test_more_processes_than_fit_are_not_started(launcher: str) -> None:
         (Launcher("deepspeed", {"hostfile": "h", "num_gpus": 8, "num_nodes": 2}), "deepspeed --hostfile h", (16, 8)),
         (Launcher("deepspeed", {"no_ssh": True, "force_multi": False}), "deepspeed --no_ssh run.py", None),
         (Launcher("torchrun", {"nproc_per_node": 4, "nnodes": 2}), "torchrun --nproc_per_node 4 --nnodes 2", (8, 4)),
-        (Launcher("torchrun", {"nproc_per_node": "gpu"}), "torchrun --nproc_per_node gpu run.py", None),
         (
             Launcher("srun", {"nodes": 2, "gpus_per_node": 8}),
             "srun --ntasks-per-node=1 --nodes=2 --gpus-per-node=8",

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from hftune.arguments.stage_table import STAGES
 from hftune.errors import UserError
 from hftune.tools.pipeline.checking import check_steps
-from hftune.tools.pipeline.spec import OF_STAGE, SAMPLE, read_spec
+from hftune.tools.pipeline.spec import OF_STAGE, read_spec
 from hftune.tools.pipeline.steps import steps_of
 from hftune.tools.schema.pipelines import pipeline_schema
 from hftune.tools.schema.stages import DRAFT, stage_schema
@@ -57,14 +57,12 @@ def test_pages() -> None:
 
 def test_keys_of_a_stage_are_those_of_the_reader() -> None:
     schema: Any = checker().schema
-    for stage in (*STAGES, SAMPLE):
-        assert {*OF_STAGE} <= {*schema["$defs"][f"stage.{stage}"]["properties"]}, stage
+    assert {*OF_STAGE} <= {*schema["properties"]["stages"]["additionalProperties"]["properties"]}
 
 
 SOUND = [
     "stages: {sft: }",
     "stages: {first: {script: run_sft.py, learning_rate: 1e-3}, run_dpo: {beta: ~, from: first}}",
-    "stages: {sft: {script: dpo, beta: 0.1}}",
     "shared: {lora_rank: 8, rl_algorithm: ppo}\nstages: {rl: {vf_coef: 0.3, reward_funcs: ['${env.X:-length}']}}",
     "launcher: {torchrun: {nproc_per_node: 2}}\nmerge: false\nstages: {sft: {merge: {dtype: bfloat16}}}",
     "launcher: python\nmatrix: {lr: [1e-4, 1e-3]}\nenv: {A: 1}\nstages: {sft: {learning_rate: '${lr}'}}",
@@ -75,8 +73,6 @@ BROKEN = [
     ("stages: {sft: {learning_rat: 1}}", "$.stages.sft"),
     ("stages: {sft: {learning_rate: fast}}", "$.stages.sft.learning_rate"),
     ("stages: {sft: {output_dir: o}}", "$.stages.sft"),
-    ("stages: {first: {learning_rate: 1}}", "$.stages.first"),
-    ("stages: {sft: {script: dpo, train_on_inputs: true}}", "$.stages.sft"),
     ("stages: {sft: {}}\nlearning_rate: 1", "$"),
     ("shared: {nonsense: 1}\nstages: {sft: {}}", "$.shared"),
     ("launcher: mpirun\nstages: {sft: {}}", "$.launcher"),

@@ -1,4 +1,4 @@
-"""The script of a shell, made by shtab of a parser of everything."""
+"""`hftune completion`: prints the script for a shell; it holds all names, so that completing starts no Python."""
 
 from __future__ import annotations
 
@@ -6,42 +6,50 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-import shtab
-
-from hftune.arguments.names.row import ALIAS
-from hftune.arguments.names.table import table
-from hftune.arguments.parser import HftuneParser
+from hftune.arguments.entry import kept
 from hftune.arguments.stage_table import STAGES
-from hftune.arguments.stages import algorithms, stage_parser
-from hftune.distributed.ds_config import CONFIGS
 from hftune.on_demand import on_demand
+from hftune.tools.words import Words
+from hftune.visible import say
 
-# What stands behind commands whose arguments no class holds: words in their place, and flags.
-_WORDS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("plan", "preview", "tokenize"), tuple(STAGES)),
-    "init": ("demo", "sft", "pipeline"),
-    "launch": ("deepspeed", "torchrun", "python"),
-    "pipeline": ("run", "plan", "check"),
-    "schema": (*STAGES, "merge", "pipeline"),
-    "completion": ("bash", "zsh", "fish"),
-}
-_FLAGS: dict[str, tuple[str, ...]] = {
-    "init": ("--model",),
-    "pipeline": ("--from", "--to", "--only", "--force", "--dry_run", "--ignore_gates"),
-    "watch": ("--once", "--every"),
-    "board": ("--port",),
-    "lineage": ("--json",),
-    "doctor": ("--quick", "--json"),
-}
+HELP = """Completion of commands, arguments and their values behind `hftune`.
+
+hftune completion bash > ~/.local/share/bash-completion/completions/hftune      bash, with the package bash-completion
+eval "$(hftune completion bash)"                                                bash without it, in ~/.bashrc
+eval "$(hftune completion zsh)"                                                 zsh, in ~/.zshrc behind compinit
+hftune completion fish > ~/.config/fish/completions/hftune.fish                 fish
+
+The script holds the names of this version: write it again after an update. The first call takes seconds."""
+
 _STARTING = {"nproc": None, "nodes": None, "launcher": ("deepspeed", "torchrun", "srun", "none"), "hostfile": None}
 _LONGEST = 70
-
 _FILES = {"zsh": "_files", "fish": "(__fish_complete_path (commandline -ct))"}
 """Not for bash: there what finds nothing falls back to files, and a compgen would hide the flags that may follow."""
 
 
+def completion(argv: list[str], commands: Mapping[str, str]) -> None:
+    """Print a shell's script.
+
+    Args:
+        argv: The shell.
+        commands: As `whole_command` takes them.
+
+    Raises:
+        ArgumentError: No shell, or one that is not known.
+    """
+    if not argv or {"-h", "--help"} & {*argv}:
+        say(HELP)
+        return
+    words = Words("hftune completion")
+    words.add_argument("shell", choices=("bash", "zsh", "fish"))
+    shell = words.parse_args(argv).shell
+    say(kept("completion", [shell], lambda: script(shell, commands)), end="")
+
+
 def script(shell: str, commands: Mapping[str, str]) -> str:
-    """The script of a shell (bash, zsh or fish) that completes `hftune`; see `whole_command`."""
+    """The script of a shell (bash, zsh or fish) that completes `hftune`."""
+    import shtab
+
     return str(shtab.complete(whole_command(commands), shell))
 
 
@@ -50,7 +58,7 @@ def whole_command(commands: Mapping[str, str]) -> argparse.ArgumentParser:
 
     Args:
         commands: Subcommand but for the stages -> the class of its arguments, or a dict of classes, as `on_demand`
-            takes it; or the stage whose arguments it has; or "".
+            takes it; or the stage whose arguments it has; or "", for one whose words only the command knows.
     """
     root = argparse.ArgumentParser("hftune", add_help=False)
     below = root.add_subparsers()
@@ -59,40 +67,30 @@ def whole_command(commands: Mapping[str, str]) -> argparse.ArgumentParser:
         _add_stage(parser, stage)
         for name, choices in _STARTING.items():
             parser.add_argument(f"--{name}", choices=choices, help="how the stage is started")
-    for name, arguments in commands.items():
+    for name, where in commands.items():
         parser = below.add_parser(name, help=name, add_help=False)
-        _add_words(parser, name)
-        if arguments:
-            _add_arguments(parser, arguments)
+        if where in STAGES:
+            _add_stage(parser, where)
+        elif where:
+            _add_classes(parser, on_demand(where))
         parser.add_argument("--help", action="store_true", help="what it does")
     return root
 
 
-def _add_words(parser: argparse.ArgumentParser, command: str) -> None:
-    words = _WORDS.get(command, ())
-    if command == "explain":
-        words = tuple(sorted({*stage_parser("sft").known, *(r.name for r in table().values() if r.verdict == ALIAS)}))
-        words = tuple(word for word in words if "-" not in word)
-    if words:
-        parser.add_argument("word", choices=words)
-    for flag in _FLAGS.get(command, ()):
-        parser.add_argument(flag)
+def _add_classes(parser: argparse.ArgumentParser, found: Any) -> None:
+    from hftune.arguments.parser import HftuneParser  # with torch and transformers, which take seconds
 
-
-def _add_arguments(parser: argparse.ArgumentParser, where: str) -> None:
-    if where in STAGES:
-        _add_stage(parser, where)
+    if not isinstance(found, dict):
+        _add_known(parser, HftuneParser([found]).known)
         return
-    found = on_demand(where)
-    if isinstance(found, dict):
-        below = parser.add_subparsers()
-        for name, cls in found.items():
-            _add_known(below.add_parser(name, help=name, add_help=False), HftuneParser([cls]).known)
-        return
-    _add_known(parser, HftuneParser([found]).known)
+    below = parser.add_subparsers()
+    for name, cls in found.items():
+        _add_classes(below.add_parser(name, help=name, add_help=False), cls)
 
 
 def _add_stage(parser: argparse.ArgumentParser, stage: str) -> None:
+    from hftune.arguments.stages import algorithms, stage_parser
+
     known: dict[str, argparse.Action] = {}
     for algorithm in algorithms() if stage == "rl" else [None]:
         known = stage_parser(stage, algorithm).known | known
@@ -103,6 +101,8 @@ def _add_stage(parser: argparse.ArgumentParser, stage: str) -> None:
 
 def _add_known(parser: argparse.ArgumentParser, known: Mapping[str, argparse.Action]) -> None:
     """Every argument in hftune's spelling: with `-`, and the names of other tools, the list would be thrice as long."""
+    from hftune.distributed.ds_config import CONFIGS
+
     for name, action in known.items():
         if name != action.dest or action.nargs == 0:
             continue
@@ -120,7 +120,5 @@ def _add_known(parser: argparse.ArgumentParser, known: Mapping[str, argparse.Act
 
 
 def _short(text: str | None) -> str:
-    """The first sentence of a help text, as far as a line has room."""
-    first = " ".join(str(text or "").replace("%%", "%").split()).partition(". ")[0].rstrip(".")
-    short = first if len(first) <= _LONGEST else f"{first[: _LONGEST - 3]}..."
-    return short.replace("%", "%%")
+    """The start of a help text, as far as a line has room."""
+    return " ".join(str(text or "").replace("%%", "%").split())[:_LONGEST].replace("%", "%%")

@@ -1,1 +1,0 @@
-"""`hftune completion`: what a shell proposes behind `hftune` and behind the scripts."""

@@ -177,7 +177,6 @@ def resume_problems(found: FoundCheckpoint) -> Iterator[UserError]:
     elif found.folder:
         yield from on_demand("hftune.checkpoints.unshared_storage:missing_shards")(found.folder)
         yield from unsafe_entries(found.folder)
-        yield from _programs(found.folder)
 
 
 def _is_output(folder: Path) -> bool:
@@ -216,14 +215,6 @@ def rename_earlier_run(output_dir: Path, logs: Iterable[str]) -> None:
         kept = free_name(place.with_name(f"{place.name}{REPLACED}"))
         place.rename(kept)
         notice(f"{place} of an earlier run is now {kept.name}")
-
-
-def _programs(folder: Path) -> Iterator[UserError]:
-    """The error for files that would run code when DeepSpeed or torch reads them; found without running it."""
-    try:
-        on_demand("hftune.opening.torch_file:check_torch_files")(folder)
-    except UserError as problem:
-        yield problem
 
 
 def has_weights_only(folder: Path) -> bool:

@@ -28,11 +28,6 @@ class Miniature:
     layers: list[nn.Module]
     kinds: tuple[int, ...]
 
-    def added_by_others(self, count: Callable[[nn.Module], int]) -> int:
-        """What the layers that were left out would add to a count over the modules of `model`."""
-        each = [count(layer) for layer in self.layers]
-        return sum(each[kind] for kind in self.kinds) - sum(each)
-
 
 def kinds_of(
     bare: PreTrainedModel, layers: Iterable[nn.Module], chosen: set[int] | None, marks: Iterable[Any]

@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-import orjson
-
 from hftune.errors import ManifestError, UserError, shown
 from hftune.opening.files import MIB, read_bytes
 
@@ -26,7 +24,6 @@ def read_json(
     *,
     limit: int = LIMIT,
     kind: type | None = dict,
-    fast: bool = False,
     error: type[UserError] = ManifestError,
     fix: str = _FIX,
 ) -> Any:
@@ -36,7 +33,6 @@ def read_json(
         file: A regular file.
         limit: Its largest size in bytes.
         kind: Of its outermost value; None: any.
-        fast: Take half the time, and the last of two values of one key; whole numbers end at 64 bits.
         error: Class of the message.
         fix: What to do about a fault.
 
@@ -44,7 +40,7 @@ def read_json(
         UserError: There is no such file, it is too large or is none, or it is not JSON of that kind.
     """
     content = read_bytes(file, limit=limit, error=error)
-    return parse_json(content, str(file), kind=kind, fast=fast, error=error, fix=fix)
+    return parse_json(content, str(file), kind=kind, error=error, fix=fix)
 
 
 def parse_json(
@@ -52,7 +48,6 @@ def parse_json(
     place: str,
     *,
     kind: type | None = dict,
-    fast: bool = False,
     error: type[UserError] = ManifestError,
     fix: str = _FIX,
 ) -> Any:
@@ -64,14 +59,16 @@ def parse_json(
 
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     try:
-        value = orjson.loads(raw) if fast else json.loads(raw.decode("utf-8"), object_pairs_hook=_object)
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_object)
+        if b"\\ud" in raw.lower():  # half a character, as in "\\ud800", is no text, and would end whatever writes it
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as problem:
         refuse("it is not text in UTF-8", raw.count(b"\n", 0, problem.start) + 1, problem)
     except json.JSONDecodeError as problem:
         refuse(f"it is not valid JSON: {problem.msg} (column {problem.colno})", problem.lineno, problem)
     except RecursionError as problem:
         refuse("it is not usable JSON: brackets are nested too deeply", None, problem)
-    except ValueError as problem:  # of the hook, or of a number with thousands of digits
+    except ValueError as problem:  # of the hook, of half a character, or of a number with thousands of digits
         refuse(str(problem), None, problem)
     # Python takes true for a whole number.
     if kind is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
@@ -80,8 +77,8 @@ def parse_json(
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # JSON leaves open which of two values counts; readers differ, and a check could see another than the user. The
-    # standard parser's hook: orjson, which is faster, has none. NaN passes: Python has written it into logs of runs.
+    # JSON leaves open which of two values counts; readers differ, and a check could see another than the user. NaN
+    # passes: Python has written it into logs of runs.
     found = dict(pairs)
     if len(found) < len(pairs):
         names = sorted(name for name, _ in pairs)

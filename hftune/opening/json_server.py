@@ -90,7 +90,7 @@ class JsonServer:
                 wait = min(2 * wait, _LONGEST_WAIT)
         self._waits = False
         fix = "give the address of a server with OpenAI's API"
-        found: dict[str, Any] = parse_json(content, self.url, fast=True, error=ArgumentError, fix=fix)
+        found: dict[str, Any] = parse_json(content, self.url, error=ArgumentError, fix=fix)
         return found
 
     def error(self, cause: str, fix: str) -> ArgumentError:
@@ -207,7 +207,7 @@ def split_address(url: str, flag: str) -> SplitResult:
 def _message(content: bytes) -> str:
     """What a server says of an error, in OpenAI's form or FastAPI's, or as plain text."""
     try:
-        found: Any = parse_json(content[:_ERROR_BYTES], "the answer", kind=None, fast=True)
+        found: Any = parse_json(content[:_ERROR_BYTES], "the answer", kind=None)
     except UserError:
         return content[:1000].decode("utf-8", "replace")
     for name in ("error", "message", "detail"):

@@ -65,8 +65,7 @@ REQUIRED = {
 }
 """What is read without asking whether it is there."""
 
-_VOCABULARIES = {"tokenizer.json", "vocab.json"}
-_LARGE = {*_VOCABULARIES, "trainer_state.json"}
+_LARGE = {"tokenizer.json", "vocab.json", "trainer_state.json"}
 _INDEX = "model.safetensors.index.json"
 
 
@@ -76,11 +75,8 @@ def read_checked(file: Path, *, error: type[UserError] = ManifestError, fix: str
     Raises:
         UserError: It is something else.
     """
-    # Vocabularies are the largest files by far, and written by libraries: no key of theirs stands twice.
-    limit = LARGE if file.name in _LARGE else LIMIT
-    fast = file.name in _VOCABULARIES
     # NaN passes: Python has written it into logs and metrics of runs that diverged.
-    found: dict[str, Any] = read_json(file, limit=limit, fast=fast, error=error, fix=fix)
+    found: dict[str, Any] = read_json(file, limit=LARGE if file.name in _LARGE else LIMIT, error=error, fix=fix)
     for fault in _faults(found, file.name):
         raise error(f"{file}: {fault}", place=str(file), fix=fix)
     return found

@@ -2,7 +2,8 @@
 
 DeepSpeed pickles four classes of its own with its state, and nothing else: tried with the files of ZeRO 0 to 3, with
 offloading, in bf16, with eight optimizers and adapters (0.19.8). They are
-allowed by name; a file that asks for any other is refused before a byte of it is executed.
+allowed by name: torch's restricted unpickler executes none of a file that asks for any other. The Trainer reads in
+this way itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import pickle
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,14 +27,8 @@ DEEPSPEED = (
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
     "deepspeed.runtime.zero.config.ZeroStageEnum",
     "deepspeed.utils.tensor_fragment.fragment_address",
-    "builtins.getattr",  # of enumerations alone: `_enum_member`
 )
 """What a checkpoint of DeepSpeed's needs beyond tensors: plain values without code of their own."""
-RANDOM_STATES = (
-    *("numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct"),
-    *("numpy.dtype", "numpy.ndarray"),
-)
-"""What the Trainer's rng_state.pth needs, and allows itself while it loads one."""
 
 _FIX = "take a checkpoint of your own, or one from a place that you trust as you trust a program"
 _FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -56,42 +50,9 @@ def load_torch(file: str | Path, *, allow: Iterable[str] = (), mmap: bool = Fals
     Raises:
         ManifestError: It needs other classes, or is damaged.
     """
-    check_torch(file, allow=allow)
-    # Checked above and restricted here: neither the list of names nor torch's unpickler is trusted alone.
+    open_regular(file).close()  # a pipe would wait for a writer
     with _allowed_globals(allow), _one_message(file):
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
-
-
-def check_torch(file: str | Path, *, allow: Iterable[str] = ()) -> None:
-    """Refuse a file that needs other classes, without executing anything in it.
-
-    Raises:
-        ManifestError: It needs classes beyond tensors and `allow`, or is none of torch's.
-    """
-    with open_regular(file) as stream, _one_message(file):
-        needs = set(torch.serialization.get_unsafe_globals_in_checkpoint(stream))
-    strange = sorted(needs - set(allow))
-    if strange:
-        raise ManifestError(
-            f"{file} is a program, not only numbers: it asks for {shown(', '.join(strange), 120)}",
-            place=str(file),
-            fix=_FIX,
-        )
-
-
-def check_torch_files(folder: str | Path) -> None:
-    """Run `check_torch` on everything in a checkpoint that torch, DeepSpeed or the Trainer will load.
-
-    `training_args.bin` is a pickle of all arguments by design. Nothing in hftune, nor the Trainer's resuming, reads it.
-
-    Raises:
-        ManifestError: About the first file that is more than numbers.
-    """
-    # In a fixed order: the message names the same file on every rank.
-    for place in sorted(Path(folder).rglob("*")):
-        if place.suffix in (".pt", ".pth", ".bin") and place.name != "training_args.bin" and not place.is_dir():
-            states = place.name.startswith("rng_state")
-            check_torch(place, allow=RANDOM_STATES if states else DEEPSPEED)
 
 
 @contextmanager
@@ -132,22 +93,9 @@ def _first_line(problem: BaseException) -> str:
 
 def _allowed_globals(allow: Iterable[str]) -> Any:
     """A context in which torch's restricted unpickler accepts these classes as well."""
-    parts = [name.rpartition(".") for name in allow if name != "builtins.getattr"]
+    parts = [name.rpartition(".") for name in allow]
     # The classes are imported here, by names that hftune lists, never by names from the file.
-    known: list[Any] = [getattr(importlib.import_module(home), last) for home, _, last in parts]
-    return torch.serialization.safe_globals(
-        [*known, (_enum_member, "builtins.getattr")] if "builtins.getattr" in allow else known
-    )
-
-
-def _enum_member(kind: Any, name: Any) -> Any:
-    """A member of an enumeration, in place of `getattr`, by which Python 3.11.0 to 3.11.3 pickle one.
-
-    The real `getattr` would lead from a harmless class to anything: https://github.com/python/cpython/pull/26658
-    """
-    if not (isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__):
-        raise pickle.UnpicklingError("an attribute that is no member of an enumeration")
-    return kind.__members__[name]
+    return torch.serialization.safe_globals([getattr(importlib.import_module(home), last) for home, _, last in parts])
 
 
 def _refuse(file: str | Path, cause: str, why: BaseException | None = None) -> NoReturn:

@@ -21,8 +21,10 @@ MAX_VALUES = 100_000
 
 _OF_NAMES = re.compile(r"\b(?:alias|anchor|tag)\b")
 _QUOTED = re.compile(r"\s*(?:'.*'|\".*\")", re.DOTALL)
-_WIDE_COLON = re.compile(r"^\s*\w+\uff1a", re.MULTILINE | re.ASCII)
-_TWICE = "stands here twice"
+_FIX = (
+    "write NAME: VALUE, a line each, with a colon and a blank, and no tabs; a text with a colon or a # in it, or one "
+    "that begins with a sign (* & ! % @) or looks like a date or number, stands in quotes"
+)
 
 
 class UniqueNames(yaml.SafeLoader):
@@ -52,7 +54,7 @@ class UniqueNames(yaml.SafeLoader):
                 continue
             # Several merge keys are usual: `<<: *a` and `<<: *b` fill in defaults, and lose nothing.
             if key.value in seen and key.value != "<<":
-                problem = f"{key.value} {_TWICE}, first in line {seen[key.value]}"
+                problem = f"{key.value} stands here twice, first in line {seen[key.value]}"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen[key.value] = key.start_mark.line + 1
         return node
@@ -79,19 +81,6 @@ def read_yaml_text(file: Path) -> str:
     return text
 
 
-def _fix(problem: str, wide: bool = False) -> str:
-    if r"\t" in problem:
-        return "write spaces in place of tabs"
-    if _TWICE in problem:
-        return "keep one of the two lines"
-    if wide:
-        return "write NAME: VALUE, with a colon and a blank in place of \uff1a"
-    return (
-        "write NAME: VALUE, a line each; a text with a colon or a # in it, or one that begins with a sign (* & ! % @) "
-        "or looks like a date or number, stands in quotes"
-    )
-
-
 @contextmanager
 def yaml_errors(file: Path | str) -> Iterator[None]:
     """Turn errors of PyYAML in the block into one message with the line.
@@ -104,19 +93,17 @@ def yaml_errors(file: Path | str) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}" if mark else str(file)
-        # What an input method writes for a colon makes of a name and its value one text.
-        wide = bool(mark and _WIDE_COLON.search(mark.buffer or ""))
         cause = f"not valid YAML: {_without_names(error)}"
-        raise ArgumentError(cause, place=place, fix=_fix(str(error.problem), wide)) from None
+        raise ArgumentError(cause, place=place, fix=_FIX) from None
     except ReaderError as error:  # a character that YAML does not allow
         cause = " ".join(str(error).split())
-        raise ArgumentError(f"not valid YAML: {cause}", place=str(file), fix=_fix(cause)) from error
+        raise ArgumentError(f"not valid YAML: {cause}", place=str(file), fix=_FIX) from error
     except RecursionError:
         raise ArgumentError("not valid YAML: nested too deeply", place=str(file), fix="write a flat list") from None
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:
         # What PyYAML does not expect, 2024-13-45 as a date, !!bool perhaps; most of these quote the value.
         cause = f"not valid YAML: a value is not of its type ({type(error).__name__})"
-        raise ArgumentError(cause, place=str(file), fix=_fix("")) from None
+        raise ArgumentError(cause, place=str(file), fix=_FIX) from None
 
 
 def _without_names(error: yaml.MarkedYAMLError) -> str:

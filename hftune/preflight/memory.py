@@ -9,7 +9,6 @@ allocator wastes are not counted, so what is refused for it would fail for certa
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,8 +26,7 @@ from hftune.distributed.ds_config import DsConfig
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import inject, lora_config
 from hftune.models.loading.build import weight_dtype
-from hftune.models.miniature import Miniature, cut_down
-from hftune.models.structure import checkpointed_layers, routed_weights
+from hftune.models.structure import routed_weights
 from hftune.on_demand import on_demand
 from hftune.weight_files import weight_shapes
 
@@ -267,36 +265,18 @@ def adapter_parameters(bare: PreTrainedModel, adapter_args: AdapterArguments) ->
 
 
 def try_adapter(bare: PreTrainedModel, config: LoraConfig) -> tuple[nn.Module, int]:
-    """A copy of a skeleton with an adapter, and how many parameters are trained in the whole model with it.
-
-    The copy has one layer of each kind where the adapter treats all of them alike: peft takes 1 ms a module.
+    """A copy of a skeleton with an adapter, and how many parameters are trained in it.
 
     Raises:
         ArgumentError: peft cannot adapt this model so.
     """
     config.init_lora_weights = True  # the factors, some of them made from the base's values, are nothing to look at
-    small = _in_small(bare, config)
     # On the meta device, where an adapter of any size costs no memory.
     with zero.no_partitioning(), torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft warns about the same things when it makes the real one
         # In a copy: what peft freezes stays frozen when the adapter is taken off again.
-        adapted = inject(small.model if small else copy.deepcopy(bare), config, autocast_adapter_dtype=False)
-    return adapted, _trained(adapted) + (small.added_by_others(_trained) if small else 0)
-
-
-def _in_small(bare: PreTrainedModel, config: LoraConfig) -> Miniature | None:
-    named = (config.target_modules, config.exclude_modules, config.target_parameters, config.modules_to_save)
-    words = [name for names in named for name in ([names] if isinstance(names, str) else names or [])]
-    regex = isinstance(config.target_modules, str) and config.target_modules != "all-linear"
-    layers = checkpointed_layers(bare)
-    # Patterns and numbers may mean certain layers, and the small model has one of each kind.
-    if layers is None or regex or config.rank_pattern or config.alpha_pattern or re.search(r"\d", " ".join(words)):
-        return None
-    return cut_down(bare, None, [None] * len(getattr(*layers)))
-
-
-def _trained(model: nn.Module) -> int:
-    return _numbers(parameter for parameter in model.parameters() if parameter.requires_grad)
+        adapted = inject(copy.deepcopy(bare), config, autocast_adapter_dtype=False)
+    return adapted, _numbers(parameter for parameter in adapted.parameters() if parameter.requires_grad)
 
 
 def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments) -> Setup:

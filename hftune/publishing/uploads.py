@@ -31,7 +31,6 @@ _RECORDED = re.compile(r"[^/]+\.(gguf|py)|Modelfile")
 _TEMPLATES = "additional_chat_templates"
 _TEXTS = {".json", ".jinja", ".md", ".txt", ".py", ""}
 _LARGEST_TEXT = 1 << 22
-_CARD = "README.md"
 _SHOWN = 5
 
 
@@ -84,20 +83,20 @@ def push_folder(
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    contents = what_to_upload(folder, repo, flag)
+    names = what_to_upload(folder, repo, flag)
     api = HfApi(token=token)
     later = f"hftune export hub --model_name_or_path {folder} --hub_model_id {repo}"
     with hub_errors(repo, flag, f"; the result is in {folder}, and `{later}` uploads it"):
         # `exist_ok`: pushing again adds a commit.
         api.create_repo(repo, private=private, exist_ok=True)
-        operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=what) for name, what in contents.items()]
+        operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(folder / name)) for name in names]
         # One commit: nobody can load a model of which half has arrived.
         done = api.create_commit(repo, operations, commit_message=redact(message), revision=revision)
     return str(done)
 
 
-def what_to_upload(folder: Path, repo: str, flag: str) -> dict[str, str | bytes]:
-    """By name what is uploaded of a folder, a path or a text without secrets; said, with what is left out.
+def what_to_upload(folder: Path, repo: str, flag: str) -> list[str]:
+    """The names of what is uploaded of a folder; said, with what is left out.
 
     Raises:
         ArgumentError: There is no model to upload, or a file holds a secret.
@@ -106,9 +105,15 @@ def what_to_upload(folder: Path, repo: str, flag: str) -> dict[str, str | bytes]
     if not any(name.endswith((".safetensors", ".gguf")) for name in chosen.files):
         raise ArgumentError(f"{folder} holds no weights to upload", place=flag, fix="give the folder of a result")
     # All of them before the first byte leaves: a secret in the last file stops the upload.
-    contents = {name: _content(folder / name) for name in chosen.files}
+    for file in (folder / name for name in chosen.files):
+        if file.suffix in _TEXTS and file.stat().st_size <= _LARGEST_TEXT:
+            # Bytes that are no UTF-8 survive the way to text.
+            text = file.read_bytes().decode(errors="surrogateescape")
+            if redact(text) != text:
+                fix = "take it out; nothing was uploaded"
+                raise ArgumentError(f"{file} holds a secret, or what looks like one", place=str(file), fix=fix)
     _say(folder, repo, chosen)
-    return contents
+    return chosen.files
 
 
 @contextmanager
@@ -143,28 +148,6 @@ def _belongs(name: str, recorded: set[str]) -> bool:
     if name in _NAMED or _WEIGHTS.fullmatch(name):
         return True
     return _RECORDED.fullmatch(name) is not None and name in recorded
-
-
-def _content(file: Path) -> str | bytes:
-    """What is uploaded for a file: its path, or a card's text without secrets.
-
-    Raises:
-        ArgumentError: Another text holds a secret, which cannot be taken out of it without changing the model.
-    """
-    if file.suffix not in _TEXTS or file.stat().st_size > _LARGEST_TEXT:
-        return str(file)
-    # Bytes that are no UTF-8 survive the way to text and back.
-    text = file.read_bytes().decode(errors="surrogateescape")
-    clean = redact(text)
-    if clean == text:
-        return str(file)
-    if file.name != _CARD:
-        raise ArgumentError(
-            f"{file} holds a secret, or what looks like one",
-            place=str(file),
-            fix="take it out; nothing was uploaded",
-        )
-    return clean.encode(errors="surrogateescape")
 
 
 def _kind(path: Path) -> int:

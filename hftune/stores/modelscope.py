@@ -58,7 +58,7 @@ def make_repository(repo: str, token: str | None, private: bool | None, flag: st
 
 
 def upload(
-    contents: dict[str, str | bytes],
+    names: list[str],
     folder: Path,
     repo: str,
     *,
@@ -70,10 +70,8 @@ def upload(
     """Upload files of a folder; `how` has the message and the revision.
 
     Raises:
-        ArgumentError: As `client`; or a card had to be changed, and its client uploads files as they are.
+        ArgumentError: As `client`.
     """
-    if any(isinstance(content, bytes) for content in contents.values()):
-        raise ArgumentError("README.md holds a secret", place=flag, fix="take it out")
     make_repository(repo, token, private, flag)
     later = f"; later: hftune export hub --model_name_or_path {folder} --hub_model_id {repo} --hub modelscope"
     # It prints a report of its own, and would keep notes in the folder, which is a result whose files are counted.
@@ -81,4 +79,4 @@ def upload(
         client(f"ModelScope did not take {repo}", flag, token, later) as api,
         contextlib.redirect_stdout(io.StringIO()),
     ):
-        api.upload_folder(repo, "model", folder, allow_patterns=[*contents], use_cache=False, disable_tqdm=True, **how)
+        api.upload_folder(repo, "model", folder, allow_patterns=names, use_cache=False, disable_tqdm=True, **how)

@@ -95,12 +95,8 @@ def fetch(url: str, flag: str, chosen: Callable[[list[str]], list[str]] = lambda
     return home / last
 
 
-def upload(contents: dict[str, str | bytes], folder: Path, url: str, flag: str) -> None:
-    """Write files into a folder of a store.
-
-    Args:
-        contents: By name a path, or a file's bytes.
-        folder: What they are of; for the message.
+def upload(names: list[str], folder: Path, url: str, flag: str) -> None:
+    """Write files of a folder into one of a store.
 
     Raises:
         ArgumentError: The store does not take them.
@@ -108,12 +104,8 @@ def upload(contents: dict[str, str | bytes], folder: Path, url: str, flag: str) 
     store, root = _store_of(url, flag)
     with _errors_of_store(url, flag, "written", f"; the result is in {folder}"):
         # The config last: without it nothing takes the folder for a model.
-        for name in sorted(contents, key=lambda name: (name == "config.json", name)):
-            content = contents[name]
-            if isinstance(content, bytes):
-                store.pipe_file(f"{root}/{name}", content)
-            else:
-                store.put_file(content, f"{root}/{name}")
+        for name in sorted(names, key=lambda name: (name == "config.json", name)):
+            store.put_file(str(folder / name), f"{root}/{name}")
 
 
 def _store_of(url: str, flag: str) -> tuple[Any, str]:

@@ -20,15 +20,6 @@ _COLUMNS = {
     "sharegpt": {"messages": "conversations", "system": "system", "tools": "tools"},
 }
 _PAIRS = {"chosen": "chosen", "rejected": "rejected", "kto_tag": "kto_tag"}
-# Turns that are written so are recognised from the records.
-_TURNS = ({"role_tag": "from", "content_tag": "value"}, {"role_tag": "role", "content_tag": "content"})
-_ROLES = {
-    "user_tag": {"human", "user"},
-    "assistant_tag": {"gpt", "assistant"},
-    "observation_tag": {"observation", "tool"},
-    "function_tag": {"function_call"},
-    "system_tag": {"system"},
-}
 _MEDIA = ("images", "videos", "audios")
 
 
@@ -107,16 +98,14 @@ def _counted(source: str, entry: Mapping[str, Any], place: str) -> str:
 
 def _check_texts(entry: Mapping[str, Any], columns: Mapping[str, Any], place: str) -> None:
     """Refuse values of other kinds."""
-    tags = entry.get("tags") or {}
     fields = {key: entry.get(key) for key in ("file_name", *_HUBS, "subset", "split", "formatting")}
-    for key, value in [*fields.items(), *columns.items(), *(tags.items() if isinstance(tags, dict) else [("tags", 1)])]:
+    for key, value in [*fields.items(), *columns.items()]:
         if value and not isinstance(value, str):
             raise ArgumentError(f"its {shown(key, 40)} is no text: {shown(value, 60)}", place=place, fix="write a text")
 
 
 def _renamed(entry: Mapping[str, Any], columns: Mapping[str, Any], place: str) -> dict[str, str]:
     """Columns that are not called what they are recognised by: hftune's name to the data's."""
-    _check_tags(entry.get("tags") or {}, place)
     formatting = str(entry.get("formatting") or "alpaca")
     if formatting not in _COLUMNS:
         fix = f"one of {', '.join(_COLUMNS)}"
@@ -128,14 +117,3 @@ def _renamed(entry: Mapping[str, Any], columns: Mapping[str, Any], place: str) -
     found = {names[key]: str(given) for key, given in columns.items() if key in names and given}
     # Of these the text of pre-training is one, and turns are recognised in either spelling.
     return {ours: theirs for ours, theirs in found.items() if theirs not in (ours, "text", "messages", "conversations")}
-
-
-def _check_tags(tags: Mapping[str, Any], place: str) -> None:
-    shape = {key: tags[key] for key in ("role_tag", "content_tag") if key in tags}
-    fits = any(shape.items() <= turns.items() for turns in _TURNS)
-    if not fits or any(tags.get(key, next(iter(known))) not in known for key, known in _ROLES.items()):
-        raise ArgumentError(
-            "its tags name turns in a way that is not recognised",
-            place=place,
-            fix="write turns with from and value, or role and content, of human and gpt, or user and assistant",
-        )

@@ -25,7 +25,6 @@ from hftune.merging.tensors import NAMES, write_tensors
 from hftune.merging.write import lay_out, write_index
 from hftune.models.loading.base_parts import keep_of_base
 from hftune.opening.files import copy_file, unsafe_entries
-from hftune.opening.torch_file import check_torch_files
 from hftune.path_hints import missing_folder
 from hftune.publishing.folder import published_folder
 from hftune.publishing.places import check_place
@@ -91,7 +90,6 @@ def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
         )
     else:
         yield from unsafe_entries(folder)
-        check_torch_files(folder)
     try:
         parse_size(args.max_shard_size)
     except ArgumentError as problem:

@@ -131,7 +131,6 @@ def untouched(home: Path) -> bool:
             json.dumps({"one": entry}).encode()
             for entry in (
                 None, [], {"file_name": ["a"]},
-                {"file_name": "a", "tags": "role_tag"}, {"file_name": "a", "tags": {"role_tag": {}}},
                 {"file_name": "a", "columns": "x"}, {"file_name": "a", "columns": {"prompt": ["x"]}},
                 {"file_name": "a", "formatting": ["alpaca"]},
                 {"file_name": "a", "num_samples": "5,/etc/passwd"}, {"file_name": "a", "num_samples": -5},

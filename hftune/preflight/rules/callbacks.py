@@ -15,8 +15,6 @@ from hftune.preflight.facts import Facts
 from hftune.preflight.rules import raised, refused
 
 _FLAG = "--callbacks"
-# Where a package is not called as its tracker.
-_PACKAGES = {"azure_ml": "azureml-core", "comet_ml": "comet-ml", "dagshub": "dagshub mlflow"}
 _FIX = "write --callbacks FILE.py:CLASS or MODULE:CLASS; with arguments 'FILE.py:CLASS{\"after\": 3}'"
 
 
@@ -51,24 +49,14 @@ def callback_class(text: str) -> tuple[type[TrainerCallback], dict[str, Any]]:
 
 def check_trackers(facts: Facts) -> Iterator[UserError]:
     """Problems of trackers; the Trainer would end with a traceback once the model is loaded."""
-    from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+    from transformers.integrations import get_available_reporting_integrations
 
     # transformers takes one name as well as a list.
     asked = facts.training_args.report_to
+    here = [*get_available_reporting_integrations(), "none"]
     for name in [asked] if isinstance(asked, str) else asked or []:
         # `all` means those that are installed; of Flyte transformers does not say whether it is.
-        if name in ("none", "all", "flyte"):
-            continue
-        if name not in INTEGRATION_TO_CALLBACK:
-            known = sorted([*INTEGRATION_TO_CALLBACK, "none"])
-            near = did_you_mean(name, known, written="--report_to {}")
-            fix = f"{near} one of: {', '.join(known)}".strip()
-            yield ArgumentError(f"there is no tracker {name!r}", place="--report_to", fix=fix)
-        elif name not in get_available_reporting_integrations():
-            yield _not_installed(name, "--report_to", "--report_to none")
-
-
-def _not_installed(name: str, place: str, without: str) -> ArgumentError:
-    more = "hftune keeps all figures in trainer_state.json, and `hftune report` draws them"
-    fix = f"pip install {_PACKAGES.get(name, name)}; or {without}: {more}"
-    return ArgumentError(f"{name} is not installed", place=place, fix=fix)
+        if name not in (*here, "all", "flyte"):
+            near = did_you_mean(name, here, written="--report_to {}")
+            fix = f"{near} pip install it, or use one of {', '.join(here)}; trainer_state.json has all figures anyway"
+            yield ArgumentError(f"no tracker {name!r} is installed", place="--report_to", fix=fix.strip())

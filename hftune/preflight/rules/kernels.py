@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers.utils import is_optimum_quanto_available
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
@@ -42,12 +41,8 @@ def check_device(model_args: ModelArguments, training_args: StageArguments) -> I
     if ranks.planned_world() is not None:
         return
     args: Any = training_args
-    cache, on_cpu = getattr(args, "cache_implementation", None) or "", args.use_cpu
-    if cache == "quantized" and not is_optimum_quanto_available():
-        fix = "pip install optimum-quanto, or leave it out"
-        yield ArgumentError("optimum-quanto is not installed", place="--cache_implementation quantized", fix=fix)
     yield from refused("gpu", model_args, args)
-    if on_cpu and args.fp16 and args.ds_resolved is not None and not _deepspeed_has_fp16():
+    if args.use_cpu and args.fp16 and args.ds_resolved is not None and not _deepspeed_has_fp16():
         cause = "DeepSpeed does not train in fp16 on this CPU"
         yield ArgumentError(cause, place="--fp16, --deepspeed", fix="use --bf16 True")
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
-import platform
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from importlib import metadata
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ import xxhash
 import hftune
 from hftune.arguments.entry import RunArguments
 from hftune.arguments.training import StageArguments
+from hftune.checkpoints.manifest import library_versions
 from hftune.distributed import ranks
 from hftune.distributed.nodes import host
 from hftune.distributed.verdicts import ranges
@@ -30,8 +27,6 @@ from hftune.preflight.rules import refused
 from hftune.weight_files import fingerprint, is_model
 
 ProcessFacts = dict[str, Any]
-
-_LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "accelerate", "datasets", "bitsandbytes", "hftune")
 
 _THEIR_OWN = {
     *("output_dir", "logging_dir", "cache_dir", "data_cache_dir", "run_name", "local_rank", "nvme_path"),
@@ -45,49 +40,35 @@ _SAMPLE = 1 << 16
 
 
 def process_facts(arguments: RunArguments[StageArguments]) -> ProcessFacts:
-    """Facts of this process: machine, libraries and code, and digests of arguments, files and DeepSpeed config."""
-    device, memory = _device()
+    """What this process is, and as `same` what must be the same everywhere: versions, code, arguments and files."""
+    code = _code_digest()
+    nccl: Any = torch.cuda.nccl  # torch has no types for it
+    backend = dist.get_backend() if ranks.is_distributed() else "no process group"
     return {
         "rank": ranks.rank(),
         "host": host(),
         "local_rank": ranks.local_rank(),
-        "device": device,
-        "memory": memory,
-        "backend": dist.get_backend() if ranks.is_distributed() else "none",
-        # What follows must be the same everywhere, but for patch levels.
-        "versions": versions(),
-        "code": {"hftune's files": _code_digest()},
-        "arguments": argument_marks(arguments),
-        "files": file_marks(arguments),
-        "deepspeed": {"DeepSpeed config": _mark(arguments.training.ds_resolved)},
-        "world": {"processes": ranks.world_size()},
+        "about": f"{_device()}, {backend}, torch {torch.__version__}, code {code}",
+        "same": {
+            # But for patch levels, which fix faults and keep what is computed.
+            **{f"version of {name}": ".".join(one.split(".")[:2]) for name, one in library_versions().items()},
+            "CUDA": torch.version.cuda,
+            "NCCL": str(nccl.version()) if torch.cuda.is_available() and dist.is_nccl_available() else None,
+            "hftune's files": code,
+            "DeepSpeed config": _mark(arguments.training.ds_resolved),
+            "processes": ranks.world_size(),
+            **argument_marks(arguments),
+        },
     }
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python, the libraries, CUDA and NCCL; absent ones are left out."""
-    found = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = torch.__version__ if name == "torch" else metadata.version(name)  # with its build
-    if torch.version.cuda:
-        found["CUDA"] = torch.version.cuda
-    if torch.cuda.is_available() and dist.is_nccl_available():
-        nccl: Any = torch.cuda.nccl  # torch has no types for it
-        found["NCCL"] = ".".join(map(str, nccl.version()))
-    return found
-
-
-def _device() -> tuple[str, int]:
-    """The name of what this process computes on, and its memory in bytes."""
+def _device() -> str:
+    """The name of what this process computes on."""
     if torch.cuda.is_available():
         about = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return about.name, int(about.total_memory)
-    if torch.accelerator.is_available():
-        return str(torch.accelerator.current_accelerator()), 0
-    # Windows has no sysconf; memory is only shown.
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
-    return f"CPU, {torch.get_num_threads()} thread(s)", pages
+        return f"{about.name}, {about.total_memory / 2**30:.0f} GiB"
+    kind = torch.accelerator.current_accelerator()
+    return f"CPU, {torch.get_num_threads()} thread(s)" if kind is None else str(kind)
 
 
 @functools.cache
@@ -101,22 +82,12 @@ def _code_digest() -> str:
 
 
 def argument_marks(groups: tuple[Any, ...]) -> dict[str, str]:
-    """A short digest of every argument's value; arguments that name files are compared by contents instead."""
+    """A short digest of every argument's value, or of the contents of the files and folders that it names."""
     marks = {}
     for name, value in itertools.chain.from_iterable(vars(group).items() for group in groups):
-        # Files are compared by what is in them: machines may keep them under other paths.
-        if not name.startswith("_") and name not in _THEIR_OWN and not (_paths(value)):
-            marks[f"--{name}"] = _mark(value)
-    return marks
-
-
-def file_marks(groups: tuple[Any, ...]) -> dict[str, str]:
-    """A digest of every file and folder that arguments name: of sizes, and of the ends of each file."""
-    marks = {}
-    for name, value in itertools.chain.from_iterable(vars(group).items() for group in groups):
-        if name not in _THEIR_OWN:
-            for number, path in enumerate(_paths(value)):
-                marks[f"--{name}" + (f" ({number + 1})" if number else "")] = content_mark(path)
+        if not name.startswith("_") and name not in _THEIR_OWN:
+            # Files are compared by what is in them: machines may keep them under other paths.
+            marks[f"--{name}"] = ", ".join(map(content_mark, _paths(value))) or _mark(value)
     return marks
 
 
@@ -153,10 +124,6 @@ def _mark(value: object) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(value, sort_keys=True, default=str).encode())[:12]
 
 
-_MINOR = 2
-"""Parts of a version that must be the same: patch levels fix faults, and keep what is computed."""
-
-
 def check_machines(facts: Facts) -> Iterator[UserError]:
     """Problems of processes that would do different things."""
     if facts.world.everyone:
@@ -165,70 +132,37 @@ def check_machines(facts: Facts) -> Iterator[UserError]:
         yield from refused("machines", facts)
 
 
-def machines_of(everyone: Sequence[ProcessFacts]) -> int:
-    """The number of machines, by the processes with local rank 0: machines of a cluster may share a name."""
-    firsts = sum(process["local_rank"] == 0 for process in everyone)
-    return max(firsts, len({process["host"] for process in everyone}))
-
-
-# --- what differs ---
-
-
 def differences(everyone: Sequence[ProcessFacts]) -> Iterator[UserError]:
-    """Problems of processes that differ, one for each kind, with who has what."""
-    fix = "install the same versions everywhere: constraints.txt, or one image"
-    yield from _differing(everyone, "versions", "different versions", fix, lambda value: _coarse(str(value)))
-    yield from _differing(everyone, "code", "different hftune", "update all machines to one commit")
-    yield from _differing(everyone, "arguments", "different arguments", "start all machines with one command line")
-    fix = "copy one to all machines; hftune compares contents, so the paths may differ"
-    yield from _differing(everyone, "files", "different files", fix)
-    yield from _differing(everyone, "deepspeed", "different DeepSpeed configs", "copy one to all machines")
-    yield from _differing(everyone, "world", "different numbers of processes", "give all launchers the same")
-
-
-def _differing(
-    everyone: Sequence[ProcessFacts],
-    kind: str,
-    cause: str,
-    fix: str,
-    same: Callable[[object], object] = lambda value: value,
-) -> Iterator[UserError]:
-    names = sorted({name for facts in everyone for name in facts[kind]})
-    odd = [name for name in names if len({same(facts[kind].get(name)) for facts in everyone}) > 1]
+    """A problem of processes that differ, with who has what."""
+    names = dict.fromkeys(name for facts in everyone for name in facts["same"])
+    odd = [name for name in names if len({facts["same"].get(name) for facts in everyone}) > 1]
     if odd:
-        lines = [f"    {name}: {_who_has_what(everyone, kind, name)}" for name in odd]
-        yield ArgumentError("\n".join([f"the processes have {cause}:", *lines]), place="machines", fix=fix)
+        yield ArgumentError(
+            "\n".join(["the processes differ in", *(f"    {name}: {_who_has_what(everyone, name)}" for name in odd)]),
+            place="machines",
+            fix="give all machines one image (or the versions of constraints.txt), one commit of hftune, one command "
+            "line and copies of the same files, which may lie under other paths",
+        )
 
 
-def _who_has_what(everyone: Sequence[ProcessFacts], kind: str, name: str) -> str:
+def _who_has_what(everyone: Sequence[ProcessFacts], name: str) -> str:
     holders: dict[object, list[ProcessFacts]] = {}
     for facts in everyone:
-        holders.setdefault(facts[kind].get(name), []).append(facts)
-    told = []
-    for value, having in holders.items():
-        on = ", ".join(dict.fromkeys(facts["host"] for facts in having))
-        told.append(
-            f"{'none' if value is None else value} on {on} (rank {ranges([facts['rank'] for facts in having])})"
-        )
-    return "; ".join(told)
-
-
-def _coarse(version: str) -> str:
-    # Without the build (`+cu130`): the same version for another CUDA computes the same.
-    return ".".join(version.split("+", maxsplit=1)[0].split(".")[:_MINOR])
+        holders.setdefault(facts["same"].get(name, "none"), []).append(facts)
+    return "; ".join(
+        f"{value} on {', '.join(dict.fromkeys(facts['host'] for facts in having))} "
+        f"(rank {ranges([facts['rank'] for facts in having])})"
+        for value, having in holders.items()
+    )
 
 
 def shown(everyone: Sequence[ProcessFacts]) -> list[str]:
-    """Who takes part: a line for all ranks of a machine that are alike, and one alone where all are."""
+    """Who takes part: a line for all ranks of a machine that are alike."""
     # A rank a line would be 64 of them for one machine's eight.
     groups: dict[str, list[int]] = {}
     for facts in everyone:
-        torch, code = facts["versions"].get("torch"), facts["code"].get("hftune's files")
-        memory = f"{facts['memory'] / 2**30:.0f} GiB, " if facts["memory"] else ""
-        about = f"{facts['device']}, {memory}{facts['backend']}, torch {torch}, code {code}"
-        groups.setdefault(f"on {facts['host']}: {about}", []).append(facts["rank"])
-    if len(groups) == 1:
-        return [f"{len(everyone)} processes {next(iter(groups))}"]
-    head = f"{len(everyone)} processes on {machines_of(everyone)} machine(s)"
-    versions = ", ".join(f"{name} {value}" for name, value in everyone[0]["versions"].items())
-    return [head, *(f"  rank {ranges(who)} {about}" for about, who in groups.items()), f"  rank 0 has {versions}"]
+        groups.setdefault(f"on {facts['host']}: {facts['about']}", []).append(facts["rank"])
+    # By the processes with local rank 0: machines of a cluster may share a name.
+    machines = sum(process["local_rank"] == 0 for process in everyone)
+    head = f"{len(everyone)} processes on {machines} machine(s)"
+    return [head, *(f"  rank {ranges(who)} {about}" for about, who in groups.items())]

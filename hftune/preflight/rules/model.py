@@ -71,7 +71,8 @@ def _of_skeleton(facts: Facts, bare: PreTrainedModel) -> Iterator[UserError]:
     plan = training_args.recomputation
     if plan and (problem := not_recomputable(bare, plan)):
         yield problem
-    yield from check_packed(bare, facts.adapter_args)
+    if facts.adapter_args.quantised:
+        _say_packed(bare)
     # The estimator, which nothing else of a run asks.
     from hftune.preflight.run_memory import check_memory
 
@@ -144,24 +145,15 @@ def recomputes_reentrantly(adapter_args: AdapterArguments, training_args: StageA
     return bool(asked) and plan.takes_routers
 
 
-def check_packed(bare: PreTrainedModel, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """A problem where there is nothing to quantise; a notice where experts stay as they are."""
-    if not adapter_args.quantised:
-        return
+def _say_packed(bare: PreTrainedModel) -> None:
+    """Notice experts, which stay as they are."""
     weights = sum(parameter.numel() for parameter in bare.parameters())
     packed = sum(linear.weight.numel() for linear in packed_linears(bare))
     # transformers 5 keeps a matrix of all experts in one tensor of three dimensions.
-    experts = sum(parameter.numel() for parameter in bare.parameters() if parameter.dim() == 3)
-    if experts:
+    if experts := sum(parameter.numel() for parameter in bare.parameters() if parameter.dim() == 3):
         notice(
             f"{packed / weights:.0%} of the weights are quantised: bitsandbytes leaves the {experts:,} weights of "
             "experts as they are"
-        )
-    if not packed:
-        yield ArgumentError(
-            f"{type(bare).__name__} has no linear layers to quantise",
-            place="--load_in_4bit / --load_in_8bit",
-            fix="leave it out",
         )
 
 

@@ -7,7 +7,6 @@ asked for. The manifest in a checkpoint says what wrote it. One of another tool 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -18,11 +17,10 @@ from hftune.checkpoints.integrity import engine_folder, read_record
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.resume import unfinished_problems
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError, ManifestError, UserError
+from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.preflight.facts import Facts
 from hftune.preflight.model_folder import check_adapter_fits
-from hftune.weight_files import weight_shapes
 
 
 def check_resume(facts: Facts) -> Iterator[UserError]:
@@ -34,13 +32,11 @@ def check_resume(facts: Facts) -> Iterator[UserError]:
 
 def check_groups(folder: Path | None, training_args: StageArguments) -> Iterator[UserError]:
     """A problem where sharded matrices or experts would resume in other groups, another world or ZeRO stage."""
-    engine = engine_folder(folder) if folder is not None and folder.is_dir() else None
-    if folder is None or engine is None:
+    if folder is None or not folder.is_dir() or engine_folder(folder) is None:
         return
     record = read_record(folder) or {}
     then: dict[str, int | None] = {
-        # Machines that share no files have the pieces of their own processes only.
-        "--tensor_parallel_size": int(record.get("tensor_parallel_size") or tensor_ranks(engine)),
+        "--tensor_parallel_size": int(record.get("tensor_parallel_size") or 1),
         "--expert_parallel_size": int(record.get("expert_parallel_size", 1)),
     }
     now: dict[str, int | None] = {name: int(getattr(training_args, name.removeprefix("--"))) for name in then}
@@ -57,12 +53,6 @@ def check_groups(folder: Path | None, training_args: StageArguments) -> Iterator
             fix="resume as it was written; or begin with its weights alone, in another --output_dir: "
             f"--warm_start {folder}",
         )
-
-
-def tensor_ranks(engine: Path) -> int:
-    """The number of tensor-parallel processes that wrote a folder of DeepSpeed, by the names of its files."""
-    found = {match[1] for file in engine.glob("*mp_rank_*.pt") if (match := re.search(r"mp_rank_(\d+)", file.name))}
-    return max(1, len(found))
 
 
 _FLAG = "--resume_from_checkpoint"
@@ -140,7 +130,10 @@ def check_resumed_settings(facts: Facts) -> Iterator[UserError]:
         )
         return
     yield from _another_course(facts, folder, _changed(facts, manifest, _COURSE), warm)
-    yield from _another_model(facts, folder, is_adapter=is_adapter)
+    base = facts.model_args.model_name_or_path
+    # On the Hub, or several adapters on each other: compared where they are loaded, as whole weights are.
+    if is_adapter and base and not facts.adapter_args.peft_path and Path(base).is_dir():
+        yield from check_adapter_fits(base, str(folder), _FLAG)
 
 
 def _another_course(facts: Facts, folder: Path, other: dict[str, tuple[Any, Any]], warm: str) -> Iterator[UserError]:
@@ -192,24 +185,3 @@ def _kind(name: str, value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     return "none" if value is None else " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _another_model(facts: Facts, folder: Path, *, is_adapter: bool) -> Iterator[UserError]:
-    """A problem where the checkpoint's weights are of another model than --model_name_or_path."""
-    base = facts.model_args.model_name_or_path
-    if not base or facts.adapter_args.peft_path or not Path(base).is_dir():
-        return  # on the Hub, or several adapters on each other: compared where they are loaded
-    if is_adapter:
-        yield from check_adapter_fits(base, str(folder), _FLAG)
-        return
-    shapes, stored = weight_shapes(base), weight_shapes(folder)
-    # Rows of a vocabulary may have been added: what a row is made of stays.
-    wrong = [name for name in shapes.keys() & stored.keys() if shapes[name][1:] != stored[name][1:]]
-    if wrong:
-        name = min(wrong)
-        yield ManifestError(
-            f"{folder} is of another model than {base}: {name} is {stored[name]} there and {shapes[name]} here"
-            + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""),
-            place=f"{_FLAG}, --model_name_or_path",
-            fix="give the model that the checkpoint was trained from",
-        )

@@ -20,7 +20,6 @@ OWN_WORDS = "what a library of this process has just said"
 DATA = "data readers, which have limits of their own"
 ALLOWED: dict[tuple[str, str], str] = {
     ("opening/json_file.py", "json.loads"): "the one reader of JSON",
-    ("opening/json_file.py", "orjson.loads"): "the same for vocabularies",
     ("opening/torch_file.py", "torch.load"): "the one reader of torch files",
     ("opening/torch_file.py", "pickle"): "the name of an error",
     ("models/loading/from_pretrained.py", "pickle"): "the name of an error",

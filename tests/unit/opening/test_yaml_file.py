@@ -41,17 +41,9 @@ def test_the_line_is_said(file: Path) -> None:
 @pytest.mark.parametrize(
     "value",
     (
-        *("*hush-hush", "!hush-hush", "!!hush-hush", "!hu'sh-hush", "!e!hush-hush", "!<hush-hush>"),
-        *(
-            "!!int hush-hush",
-            "!!bool hush-hush",
-            "!!float hush-hush",
-            "!!timestamp hush-hush",
-            "!!binary hush-hu\xe9sh",
-        ),
-        *("{<<: hush-hush}", "[&hush-hush 1, &hush-hush 2, *hush-hushed]", "!!set hush-hush", "hush-hush: 1: 2"),
-        *("%hush-hush", "@hush-hush", "`hush-hush", "'hush-hush", '"hush-\\qhush"', "| hush-hush", "!!int 0b"),
-        *("!!omap [hush-hush]", "{hush-hush: 1}: 2}", "? [hush-hush]\n: 1\n ? 3"),
+        *("*hush-hush", "!hush-hush", "!hu'sh-hush", "!!int hush-hush", "!!binary hush-hu\xe9sh", "{<<: hush-hush}"),
+        *("[&hush-hush 1, &hush-hush 2, *hush-hushed]", "hush-hush: 1: 2", "%hush-hush", "@hush-hush", "'hush-hush"),
+        *('"hush-\\qhush"', "| hush-hush", "{hush-hush: 1}: 2}", "? [hush-hush]\n: 1\n ? 3"),
     ),
 )
 def test_a_fault_tells_no_value(file: Path, value: str) -> None:
@@ -81,22 +73,20 @@ def test_what_is_wrong_is_said(file: Path, text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "cause", "fix"),
+    ("text", "line", "cause"),
     [
-        ("a: 1\nb: 2\na: 3\n", 3, "a stands here twice, first in line 1", "keep one of the two lines"),
-        ("x:\n  a: 1\n  a: 1\n", 3, "a stands here twice, first in line 2", "keep one of the two lines"),
-        ("x:\n\t- a\n", 2, "cannot start any token", "write spaces in place of tabs"),
-        ("a\uff1a1\nb: 2\n", 2, "mapping values are not allowed", "with a colon and a blank in place of \uff1a"),
-        ("# a\uff1a1\na: b: c\n", 2, "mapping values are not allowed", "write NAME: VALUE, a line each"),
-        ("a: b: c\n", 1, "mapping values are not allowed", "write NAME: VALUE, a line each"),
+        ("a: 1\nb: 2\na: 3\n", 3, "a stands here twice, first in line 1"),
+        ("x:\n  a: 1\n  a: 1\n", 3, "a stands here twice, first in line 2"),
+        ("x:\n\t- a\n", 2, "cannot start any token"),
+        ("a\uff1a1\nb: 2\n", 2, "mapping values are not allowed"),
     ],
 )
-def test_slips_have_a_line_and_a_way_out(file: Path, text: str, line: int, cause: str, fix: str) -> None:
+def test_slips_have_a_line_and_a_way_out(file: Path, text: str, line: int, cause: str) -> None:
     file.write_text(text)
     with pytest.raises(ArgumentError) as caught:
         yaml_file.read_yaml(file)
     assert caught.value.place == f"{file}:{line}"
-    assert cause in caught.value.cause and fix in str(caught.value.fix)
+    assert cause in caught.value.cause and "write NAME: VALUE, a line each" in str(caught.value.fix)
 
 
 def test_what_an_alias_brings_may_be_replaced(file: Path) -> None:

@@ -140,14 +140,6 @@ def test_layers_are_chosen_before_the_rules(tiny_model: Path, monkeypatch: pytes
     assert any("this model is not planned" in said for said in logging.notices())
 
 
-def test_the_template_is_given_what_the_last_adapter_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts_module, "recorded_arguments", lambda folder: {"of": folder})
-    monkeypatch.setattr(facts_module, "say_recorded", lambda *_: None)
-    model, _, adapter, training = parsed("sft", "base", "--peft_path", "first,second")
-    facts_module.take_template_arguments(model, adapter, training)
-    assert training.chat_template_kwargs == {"of": "second"}
-
-
 def imported(module: str, seen: set[str]) -> set[str]:
     """Modules of hftune that one imports at once, however deep."""
     file = ROOT / (module.replace(".", "/") + ".py")

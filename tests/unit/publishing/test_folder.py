@@ -86,20 +86,16 @@ def test_a_finished_result_is_replaced_only_if_asked(out: Path) -> None:
 
 FOREIGN: dict[str, Callable[[Path], object]] = {
     "a file": lambda out: (out / "thesis.txt").write_text("mine"),
-    "a hidden file": lambda out: (out / ".env").write_text("mine"),
     "a file below": lambda out: (out / "below" / "thesis").write_text("mine"),
     "a file in a new folder": lambda out: ((out / "new").mkdir(), (out / "new" / "a").write_text("mine")),
     "an edited file": lambda out: (out / "weights").write_text("mine"),
     "an edited file of the same size and time": lambda out: edit_in_place(out / "weights"),
     "a link": lambda out: (out / "link").symlink_to("/"),
-    "a broken link": lambda out: (out / "link").symlink_to("nowhere"),
     "a link for a file": lambda out: ((out / "weights").unlink(), (out / "weights").symlink_to(out / "hftune.json")),
     "a FIFO": lambda out: os.mkfifo(out / "fifo"),
     "no manifest": lambda out: (out / "hftune.json").unlink(),
     "a manifest of a running stage": lambda out: change_manifest(out, status="running"),
-    "a manifest that is no object": lambda out: (out / "hftune.json").write_text("[]"),
     "a manifest that is no JSON": lambda out: (out / "hftune.json").write_text("{"),
-    "a manifest with records of nothing": lambda out: change_manifest(out, written={"weights": None}),
     "a manifest with records of another form": lambda out: change_manifest(out, written=["weights"]),
     "a manifest nested without end": lambda out: (out / "hftune.json").write_text("[" * 100_000),
     "a manifest that is a link": lambda out: relink(out / "hftune.json"),
@@ -123,13 +119,12 @@ def relink(file: Path) -> None:
 
 
 @pytest.mark.parametrize("what", FOREIGN)
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_what_holds_anything_else_is_refused(out: Path, what: str, overwrite: bool) -> None:
+def test_what_holds_anything_else_is_refused(out: Path, what: str) -> None:
     publish(out, "old")
     FOREIGN[what](out)
     names = sorted(os.listdir(out))
     with pytest.raises(ArgumentError, match="hftune did not write"):
-        publish(out, overwrite=overwrite)
+        publish(out, overwrite=True)
     assert sorted(os.listdir(out)) == names and not work_folder(out).exists()
 
 
@@ -239,35 +234,16 @@ def interrupted(out: Path, *, ready: bool, moved: bool, placed: bool, old: str |
 
 
 @pytest.mark.parametrize(
-    "ready, moved, placed, there",
-    [
-        (False, False, False, "old"),
-        (True, False, False, "old"),
-        (True, True, False, "new"),
-        (True, True, True, "new"),
-        (False, True, False, "old"),  # nobody leaves this; the old result is safe all the same
-    ],
-)
-def test_the_next_start_recovers(out: Path, ready: bool, moved: bool, placed: bool, there: str) -> None:
-    work = interrupted(out, ready=ready, moved=moved, placed=placed)
-    with pytest.raises(ArgumentError, match="finished result"):
-        publish(out, "newest")
-    # Where a result stands, the refusal comes before anything is touched.
-    publish(out, "newest", overwrite=True)
-    assert seen(out)["weights"] == "newest" and not work.exists()
-    assert [*out.parent.iterdir()] == [out], there
-
-
-@pytest.mark.parametrize(
     ("ready", "moved", "placed", "said"),
     [
         (False, False, False, ["removed {work}, left by"]),
+        (True, False, False, ["removed {work}, left by"]),
         (True, True, True, []),
         (True, True, False, ["put in place the finished result of {out}"]),
-        (False, True, False, ["brought back the result of {out}"]),
+        (False, True, False, ["brought back the result of {out}"]),  # nobody leaves this; it is safe all the same
     ],
 )
-def test_what_recovering_says(
+def test_the_next_start_recovers(
     out: Path, ready: bool, moved: bool, placed: bool, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notices: list[str] = []
@@ -277,8 +253,11 @@ def test_what_recovering_says(
     assert [one.startswith(each.format(work=work, out=out)) for one, each in zip(notices, said, strict=True)] == [
         True for _ in said
     ]
-    assert (out / "weights").read_text() == ("new" if ready else "old")
+    assert (out / "weights").read_text() == ("new" if ready and moved else "old")
     assert not any(work.iterdir()), "emptied; whoever holds it removes it"
+    interrupted(out, ready=ready, moved=moved, placed=placed, old=None)
+    publish(out, "newest", overwrite=True)
+    assert seen(out)["weights"] == "newest" and [*out.parent.iterdir()] == [out]
 
 
 def test_a_replaced_folder_with_a_strangers_file_survives_recovery(out: Path) -> None:
@@ -318,11 +297,14 @@ def test_names_are_durable_after_each_rename(out: Path, monkeypatch: pytest.Monk
     """Of the exchange, of what is kept aside, and of what is completed later: the folder above is flushed."""
     publish(out, "old")
     order: list[str] = []
-    rename = os.rename
+    flush_tree, rename = folders.flush_tree, os.rename
+    monkeypatch.setattr(folders, "flush_tree", lambda place: (order.append("flush"), flush_tree(place)))
     monkeypatch.setattr(folders, "flush", lambda place: order.append(f"flush {place.name}"))
     monkeypatch.setattr(os, "rename", lambda a, b: (order.append(Path(b).name), rename(a, b)))
     publish(out, overwrite=True)
-    assert order == ["replaced", "flush room", "out", "flush room", "discarded"]
+    assert order == ["flush", "replaced", "flush room", "out", "flush room", "discarded"], (
+        "all of it before the renames"
+    )
     work = interrupted(out, ready=True, moved=True, placed=False, old=None)
     order.clear()
     folders.recover(out)
@@ -375,16 +357,6 @@ def test_an_exchange_that_cannot_be_taken_back_waits_for_the_next_start(
     assert not out.exists() and (work_folder(out) / REPLACED / "weights").read_text() == "old"
     folders.recover(out)
     assert (out / "weights").read_text() == "new", "it was ready"
-
-
-def test_flushed_before_the_renames(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(out, "old")
-    order: list[str] = []
-    flush_tree, rename = folders.flush_tree, os.rename
-    monkeypatch.setattr(folders, "flush_tree", lambda place: (order.append("flush"), flush_tree(place)))
-    monkeypatch.setattr(os, "rename", lambda a, b: (order.append(Path(b).name), rename(a, b)))
-    publish(out, overwrite=True)
-    assert order == ["flush", "replaced", "out", "discarded"]
 
 
 def test_a_folder_that_others_always_remove_again_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

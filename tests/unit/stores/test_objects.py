@@ -104,26 +104,24 @@ def test_uploads_end_with_the_config(memory: Any, tmp_path: Path, monkeypatch: p
     (tmp_path / "model.safetensors").write_bytes(b"w")
     (tmp_path / "config.json").write_text("{}")
     put: list[str] = []
-    store = SimpleNamespace(
-        put_file=lambda path, key: put.append(key), pipe_file=lambda key, content: put.append(f"{key}={content}")
-    )
-    contents = {name: str(tmp_path / name) for name in ("config.json", "model.safetensors")} | {"README.md": b"card"}
+    names = ["config.json", "model.safetensors"]
     with monkeypatch.context() as patch:
+        store = SimpleNamespace(put_file=lambda path, key: put.append(key))
         patch.setattr(objects, "_store_of", lambda url, flag: (store, "b/m"))
-        objects.upload(contents, tmp_path, "s3://b/m", "--hub_model_id")
-    assert put == ["b/m/README.md=b'card'", "b/m/model.safetensors", "b/m/config.json"]
-    objects.upload(contents, tmp_path, "memory://data/new", "--hub_model_id")
-    assert memory.cat_file("/data/new/README.md") == b"card"
+        objects.upload(names, tmp_path, "s3://b/m", "--hub_model_id")
+    assert put == ["b/m/model.safetensors", "b/m/config.json"]
+    objects.upload(names, tmp_path, "memory://data/new", "--hub_model_id")
+    assert memory.cat_file("/data/new/model.safetensors") == b"w"
 
 
 def test_a_store_that_takes_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: object) -> None:
         raise PermissionError("read only")
 
-    store = SimpleNamespace(put_file=refuse, pipe_file=refuse)
+    store = SimpleNamespace(put_file=refuse)
     monkeypatch.setattr(objects, "_store_of", lambda url, flag: (store, "b/m"))
     with pytest.raises(ArgumentError, match="s3://b/m cannot be written: read only") as found:
-        objects.upload({"config.json": "x"}, tmp_path, "s3://b/m", "--hub_model_id")
+        objects.upload(["config.json"], tmp_path, "s3://b/m", "--hub_model_id")
     assert str(tmp_path) in str(found.value.fix)
 
 

@@ -65,8 +65,6 @@ def test_the_hub_decides_which_name_counts(tmp_path: Path) -> None:
         ({"file_name": "a", "columns": {"images": "images"}}, "it has images"),
         ({"file_name": "a", "columns": {"prompts": "ask"}}, "unknown columns: prompts"),
         ({"file_name": "a", "formatting": "openai"}, "formatting is openai"),
-        ({"file_name": "a", "tags": {"role_tag": "role", "content_tag": "value"}}, "tags name turns"),
-        ({"file_name": "a", "tags": {"user_tag": "patient"}}, "tags name turns"),
     ],
 )
 def test_entries_that_cannot_be_read(tmp_path: Path, entry: object, said: str) -> None:

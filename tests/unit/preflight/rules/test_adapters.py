@@ -13,8 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.models.adapters.preparation import add_adapter
-from hftune.preflight import memory
-from hftune.preflight.facts import resolve
 from hftune.preflight.rules import adapters
 from hftune.preflight.rules.quantisation import check_quantisation
 from hftune.preflight.rules.without_effect import check_without_effect
@@ -166,42 +164,3 @@ def test_biases_of_a_reference(tmp_path: Path) -> None:
     assert problems(tmp_path, *flags) == ""
     assert "or --precompute_ref_log_probs" in problems(tmp_path, *flags, stage="dpo")
     assert problems(tmp_path, *flags, "--precompute_ref_log_probs", stage="dpo") == ""
-
-
-LAYERS = {"num_hidden_layers": 6, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
-SMALL = {
-    "dense": LlamaConfig(vocab_size=99, intermediate_size=48, attention_bias=True, **LAYERS),
-    "mixture": Qwen3MoeConfig(
-        vocab_size=99, intermediate_size=48, moe_intermediate_size=24, num_experts=4, mlp_only_layers=[0, 3], **LAYERS
-    ),
-}
-
-
-@pytest.mark.parametrize("model", sorted(SMALL))
-@pytest.mark.parametrize(
-    "flags",
-    [
-        [],
-        ["--target_modules", "q_proj,o_proj", "--use_dora"],
-        ["--target_modules", "q_proj,down_proj", "--lora_modules_to_save", "embed_tokens", "--lora_bias", "all"],
-        ["--exclude_modules", "k_proj", "--trainable_token_indices", "1", "2"],
-        ["--target_modules", "q_proj", "--trainable_parameters", "model.layers.2.mlp"],
-        ["--rank_pattern", '{"layers.5.*q_proj": 3}'],
-    ],
-)
-def test_a_layer_of_each_kind_says_how_large_the_adapter_is(
-    tmp_path: Path, model: str, flags: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is tried on a smaller model is counted as if it had been tried on the whole one."""
-    if model == "mixture" and "--lora_bias" in flags:
-        flags = flags[:-2]
-    SMALL[model].save_pretrained(tmp_path)
-    given = parse_arguments(
-        "sft", ["--model_name_or_path", str(tmp_path), "--output_dir", "out", "--use_peft", "--lora_r", "4", *flags]
-    )
-    facts = resolve("sft", given)
-    assert list(adapters.check_names(facts)) == []
-    assert facts.skeleton is not None
-    tried = memory.adapter_parameters(facts.skeleton, facts.adapter_args)
-    monkeypatch.setattr(memory, "_in_small", lambda *_: None)
-    assert tried == memory.adapter_parameters(facts.skeleton, facts.adapter_args) > 0

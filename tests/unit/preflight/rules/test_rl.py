@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from hftune.arguments.entry import parse_arguments
-from hftune.checkpoints.manifest import write_manifest
 from hftune.preflight.rules import rl
 from hftune.preflight.rules.rl import _check_dynamic_sampling
 from hftune.preflight.rules.without_effect import check_without_effect
@@ -49,12 +48,6 @@ def test_nothing_to_say(tiny_model: Path, algorithm: str) -> None:
 def test_what_cannot_work(tiny_model: Path, algorithm: str, flags: list[str], parts: list[str]) -> None:
     found = said(tiny_model, algorithm, *flags)
     assert all(part in found for part in parts), found
-
-
-@pytest.mark.parametrize(("head", "found"), [("causal_lm", 1), ("score", 0), ("steps", 0)])
-def test_a_reward_model_has_a_head_that_scores(tmp_path: Path, head: str, found: int) -> None:
-    write_manifest(tmp_path, {"stage": "sft", "head": head})
-    assert len([*rl.check_rewards([], [str(tmp_path)])]) == found
 
 
 @pytest.mark.parametrize(

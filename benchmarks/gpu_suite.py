@@ -151,7 +151,7 @@ def test_files(*, deepspeed: bool) -> list[Path]:
 
 def run_runs(suite: Suite) -> None:
     """Every script with every method and engine."""
-    by_name = {run.name: run for run in plan(quick=suite.options.quick)}
+    by_name = {run.name: run for run in plan(quick=suite.options.quick, compiler=machine_here().cuda_compiler)}
     shape = "tiny" if suite.options.quick else "smollm2-135m"
     if is_made(suite, "runs", shape):
         suite.each("runs", by_name, lambda name: train(suite, by_name[name], shape), at_once=suite.options.at_once)
@@ -306,7 +306,7 @@ def main() -> int:
     """Run everything that fits into the time; 0 if all that ran did as it should."""
     options = arguments()
     if options.list:
-        for run in plan(quick=options.quick):
+        for run in plan(quick=options.quick, compiler=machine_here().cuda_compiler):
             reason = refusal(run, machine_here())
             print(run.name, f"(to be refused: {reason})" if reason else "")
         return 0

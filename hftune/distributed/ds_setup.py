@@ -9,9 +9,9 @@ import copy
 import os
 from typing import Any
 
-from hftune.distributed import ds_keys, launch, op_builder, ranks, tensor_parallel
+from hftune.distributed import ds_keys, launch, ranks, tensor_parallel
 from hftune.distributed.ds_config import DsConfig, asks_for_compiling, offload_device, read_ds_config, zero_stage
-from hftune.distributed.ds_features import Setting, check_features, gpu_operators, uses_nvme
+from hftune.distributed.ds_features import Setting, check_features, uses_nvme
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.secrets import learn_config, redact, says_secret
@@ -22,7 +22,7 @@ def prepare(args: Any) -> None:
 
     Args:
         args: Of training, as parsed. Gets `ds_resolved`, as DeepSpeed is to read it, and `deepspeed`, as it is while
-            the model is loaded; `torch_compile` and `tensor_parallel_size`, where the config asks for them.
+            the model is loaded; `torch_compile`, where the config asks for it.
 
     Raises:
         ArgumentError: All problems in one message.
@@ -31,11 +31,10 @@ def prepare(args: Any) -> None:
     # All before the first change: a problem of the result could not be told from one of what was given.
     problems = check_ds_config(config, setting_of(args, config))
     problems += ds_keys.check_against_arguments(config, vars(args), ranks.world_size())
-    problems += tensor_parallel.config_problems(config, args.tensor_parallel_size)
     raise_together(problems)
     resolved, changes = resolve_ds_config(
         config,
-        has_compiler=op_builder.can_build_operators(),
+        has_compiler=launch.can_build_operators(),
         on_cpu=args.use_cpu,
         optim=args.optim_name,
         nvme_path=args.nvme_path,
@@ -48,17 +47,14 @@ def prepare(args: Any) -> None:
     resolved, removed = remove_secrets(resolved)
     for change in (*changes, *fill_in_sizes(resolved), *removed):
         notice(change)
-    # Only now: the block is hftune's own, and `check_ds_config` has refused other settings in it.
-    size = max(args.tensor_parallel_size, tensor_parallel.size_in_config(config))
-    args.torch_compile, args.tensor_parallel_size = compiles or args.torch_compile, size
+    args.torch_compile = compiles or args.torch_compile
     # transformers keeps only a weak reference to what it makes of this, so the arguments must outlive the model.
-    args.ds_resolved = tensor_parallel.with_size(resolved, size)
+    args.ds_resolved = tensor_parallel.with_size(resolved, args.tensor_parallel_size)
     args.deepspeed = tensor_parallel.without_block(args.ds_resolved)
 
 
 def setting_of(args: Any, config: DsConfig) -> Setting:
     """The run that a config is for; what takes seconds to find out is looked up only where the config needs it."""
-    here = not args.use_cpu and ranks.planned_world() is None  # of another machine's compilers nothing is known
     zero = config.get("zero_optimization")
     return Setting(
         on_cpu=args.use_cpu,
@@ -68,8 +64,6 @@ def setting_of(args: Any, config: DsConfig) -> Setting:
         recomputes=args.recomputation is not None,
         nvme_path=args.nvme_path,
         has_aio=not (isinstance(zero, dict) and uses_nvme(zero)) or launch.has_async_io(),
-        has_compiler=not here or op_builder.can_build_operators(),
-        unbuilt=op_builder.missing_operators(gpu_operators(config) if here else ()),
     )
 
 
@@ -80,28 +74,7 @@ def check_ds_config(config: DsConfig, setting: Setting | None = None) -> list[Ar
         config: As read.
         setting: The run that it is for; None: bf16 on one GPU, with all that DeepSpeed can ask for.
     """
-    problems = [*ds_keys.check_keys(config), *ds_keys.check_types(config)]
-    problems += ds_keys.check_combinations(config)
-    # Last in the message: a broken block is reported by the rules above, and taken for an empty one here.
-    problems += check_features(config, setting or Setting(on_cpu=False, bf16=True))
-    if "optimizer" in config:
-        problems.append(
-            ArgumentError(
-                "an optimizer in the DeepSpeed config loses the Trainer's parameter groups (weight decay, LoRA+)",
-                place="--deepspeed: optimizer",
-                fix="remove the block and use --optim, --learning_rate, --weight_decay; offload still works",
-            )
-        )
-    if "scheduler" in config:
-        problems.append(
-            ArgumentError(
-                "a scheduler in the DeepSpeed config overrules --lr_scheduler_type and knows no groups",
-                place="--deepspeed: scheduler",
-                fix="remove the block and use --lr_scheduler_type (WarmupLR: constant_with_warmup, "
-                "WarmupDecayLR: linear, WarmupCosineLR: cosine), --warmup_steps, --min_lr",
-            )
-        )
-    return problems
+    return [*ds_keys.check_keys(config), *check_features(config, setting or Setting(on_cpu=False, bf16=True))]
 
 
 def resolve_ds_config(

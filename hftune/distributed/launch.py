@@ -7,16 +7,19 @@ and disagree: every process then believes that it is alone. Here one decision is
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 
 from hftune.compat import patches
-from hftune.distributed import op_builder, ranks, watchdog
+from hftune.distributed import ranks, watchdog
 from hftune.errors import ArgumentError, exit_hooks
 from hftune.logging import get_logger, notice, quiet_libraries
 
@@ -53,13 +56,36 @@ def check_bf16() -> None:
         )
 
 
+def put_ninja_on_path() -> None:
+    """Put the ninja next to Python on PATH, where builds look for it, unless one is there.
+
+    It is not where Python was started by its path, without the environment's `activate`.
+    """
+    own = Path(sys.executable).with_name("ninja")
+    if not shutil.which("ninja") and os.access(own, os.X_OK):
+        # Torch starts ninja by its name; the variable reaches the processes that are started later as well.
+        os.environ["PATH"] = os.pathsep.join([str(own.parent), os.environ.get("PATH", os.defpath)])
+
+
+def has_cpp_compiler() -> bool:
+    """Whether a C++ compiler is here."""
+    # As torch's builder chooses it: CXX, else g++.
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
+def can_build_operators() -> bool:
+    """Whether DeepSpeed could compile its C++ operators here."""
+    put_ninja_on_path()
+    return has_cpp_compiler() and shutil.which("ninja") is not None
+
+
 def has_async_io() -> bool:
     """Whether DeepSpeed can build its asynchronous files, which NVMe offload needs. Imports DeepSpeed."""
     prepare_environment()
     from deepspeed.accelerator import get_accelerator
 
     # First: DeepSpeed's own check compiles a test program, and needs the compiler for it.
-    if not op_builder.can_build_operators():
+    if not can_build_operators():
         return False
     builder = get_accelerator().create_op_builder("AsyncIOBuilder")
     return builder is not None and bool(builder.is_compatible(verbose=False))
@@ -72,7 +98,7 @@ def prepare_environment() -> None:
         exit_hooks.append(watchdog.on_exit)
     # What figures of a run are told to whom is the user's choice: MLflow's makers are none of them.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    op_builder.put_ninja_on_path()
+    put_ninja_on_path()
     # Else DeepSpeed tries one kind of accelerator after the other, by the packages that are installed.
     if not torch.accelerator.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -6,55 +6,17 @@ computed at labelled places only, or in chunks, multiply by the head's weight th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hftune.distributed.ds_config import DsConfig
-from hftune.errors import ArgumentError
 from hftune.logging import notice
 
 KEY, SIZE, SPECS = "tensor_parallel", "autotp_size", "partition_config"
-FLAG = "--tensor_parallel_size"
 
 _COLUMN, _ROW, _SUMMED, _WHOLE = "colwise", "rowwise", "replicated_with_grad_allreduce", "embedding_rowwise"
 STYLES = (_COLUMN, _ROW, _SUMMED, _WHOLE)
 """Of transformers' plans: those that split a matrix by heads or by neurons, and what such a split asks of others."""
-
-
-def size_in_config(config: DsConfig | None) -> int:
-    """Processes that share the matrices of a layer, as a DeepSpeed config has them; 1 for none."""
-    block = (config or {}).get(KEY) or {}
-    size = block.get(SIZE, 0) if isinstance(block, Mapping) else 0
-    # 0 is DeepSpeed's default and means that AutoTP is off.
-    return max(1, int(size)) if isinstance(size, int) else 1
-
-
-def config_problems(config: DsConfig, size: int) -> Iterator[ArgumentError]:
-    """Problems of a config's own block of tensor parallelism: another size than the flag's, or a plan of its own.
-
-    Args:
-        config: As read.
-        size: `--tensor_parallel_size`; 1: the config's counts.
-    """
-    block = config.get(KEY)
-    if block is None:
-        return
-    if not isinstance(block, Mapping):
-        yield ArgumentError(f'"{KEY}" is {block!r}', place=f"--deepspeed: {KEY}", fix=f"remove it and use {FLAG}")
-        return
-    others = sorted(set(block) - {SIZE})
-    if others:
-        yield ArgumentError(
-            f"the DeepSpeed config says how matrices are split ({', '.join(others)}); hftune takes that from the model",
-            place=f"--deepspeed: {KEY}.{others[0]}",
-            fix=f"remove the block and use {FLAG}",
-        )
-    if size > 1 and size_in_config(config) not in (1, size):
-        yield ArgumentError(
-            f"the DeepSpeed config has {SIZE} {size_in_config(config)}, the arguments have {FLAG} {size}",
-            place=f"--deepspeed: {KEY}.{SIZE} and {FLAG}",
-            fix="remove it from the config, so that the argument counts",
-        )
 
 
 def with_size(config: DsConfig, size: int) -> DsConfig:

@@ -16,7 +16,7 @@ import torch
 from huggingface_hub import constants as hub
 
 from hftune import child_processes
-from hftune.distributed import op_builder
+from hftune.distributed import launch
 from hftune.distributed.launch import supports_bf16
 from hftune.models.attention.machine import has_varlen
 from hftune.preflight.free_memory import cgroup_free
@@ -154,7 +154,7 @@ def check_host(*, has_gpu: bool) -> Iterator[Finding]:
     cores = f"{usable} core(s)" if usable == there else f"{usable} of {there} cores"
     limited = f"; a limit on this process or container leaves {free / GIB:.1f}" if free < memory.available else ""
     yield Finding(HOST, f"{cores}, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free{limited}")
-    if not op_builder.can_build_operators():
+    if not launch.can_build_operators():
         said = "no C++ compiler, or no ninja: DeepSpeed cannot compile what offloading to the CPU or NVMe needs"
         yield Finding(HOST, said, NOTE, "install g++ and ninja, for ds_configs/*_offload.json")
     # Where torch looks for the toolkit: CUDA_HOME, else nvcc on PATH.

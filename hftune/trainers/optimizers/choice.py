@@ -10,7 +10,7 @@ from torch import nn
 
 from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
-from hftune.distributed import op_builder
+from hftune.distributed import launch
 from hftune.distributed.zero import optimizer_members
 from hftune.logging import notice
 from hftune.on_demand import on_demand
@@ -158,7 +158,7 @@ def muon_class(*, on_cpu: bool, compiled: bool = False) -> type[torch.optim.Opti
     from deepspeed.runtime.zero.muon import muon_optimizer
 
     # On a CPU compiling takes longer than it saves, and without a C++ compiler it fails at the first step.
-    if not compiled and (on_cpu or not op_builder.has_cpp_compiler()):
+    if not compiled and (on_cpu or not launch.has_cpp_compiler()):
         torch.compiler.set_stance("force_eager")
     chosen: type[torch.optim.Optimizer] = muon_optimizer.MuonWithAuxAdam
     return chosen

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hftune.distributed.ds_features import Setting
-from hftune.distributed.ds_keys import REMOVED_KEYS, TOP_KEYS, check_against_arguments
+from hftune.distributed.ds_keys import OLD_KEYS, TOP_KEYS, check_against_arguments
 from hftune.distributed.ds_setup import check_ds_config
 
 NVME = {"device": "nvme", "nvme_path": "/nowhere/at/all"}
@@ -19,20 +19,20 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "unknown key": ({"gradient_cliping": "auto"}, ("gradient_cliping", 'did you mean "gradient_clipping"')),
     "unknown key of ZeRO": (
         {"zero_optimization": {"stage": 3, "overlap_com": True}},
-        ("zero_optimization.overlap_com", 'did you mean "overlap_comm"'),
+        ("zero_optimization.overlap_com", "not permitted"),
     ),
-    "key of ZeRO at the top": ({"offload_optimizer": {}}, ("offload_optimizer", "belongs into zero_optimization")),
+    "key of ZeRO at the top": ({"offload_optimizer": {}}, ("offload_optimizer", "the block that it belongs to")),
     "key of the top in ZeRO": (
         {"zero_optimization": {"gradient_clipping": 1.0}},
-        ("gradient_clipping", "belongs to the top level"),
+        ("zero_optimization.gradient_clipping", "not permitted"),
     ),
-    "removed key of the top": ({"elasticity": {}}, ('has removed the config key "elasticity"',)),
-    "removed key": ({"zero_optimization": {"mics_shard_size": 8}}, ("mics_shard_size", "zero_hpz_partition_size")),
+    "removed key of the top": ({"elasticity": {}}, ("Elastic training has been removed",)),
+    "removed key": ({"zero_optimization": {"mics_shard_size": 8}}, ("mics_shard_size", "has been removed")),
     "old key": ({"zero_optimization": {"cpu_offload": True}}, ("cpu_offload", "offload_optimizer")),
-    "no such stage": ({"zero_optimization": {"stage": 4}}, ("no ZeRO stage 4",)),
+    "no such stage": ({"zero_optimization": {"stage": 4}}, ("zero_optimization.stage", "is 4")),
     "a stage in words": ({"zero_optimization": {"stage": "three"}}, ("zero_optimization.stage", "'three'")),
     "a number in words": ({"gradient_clipping": "one"}, ("gradient_clipping", "'one'")),
-    "a switch for a block": ({"bf16": True}, ("bf16", "with its keys")),
+    "a switch for a block": ({"bf16": True}, ('cannot read "bf16"',)),
     "a wrong kind below": (
         {"zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}}},
         ("offload_param.device", "'disk'"),
@@ -72,6 +72,7 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a word for a profiler": ({"flops_profiler": {"enabled": "yes"}}, ('cannot read "flops_profiler"',)),
     "no dtype": ({"communication_data_type": "float99"}, ('cannot read "communication_data_type"', "float99")),
     "steps in words": ({"steps_per_print": "many"}, ("steps_per_print", "'many'")),
+    "nobody's auto of a number": ({"steps_per_print": "auto"}, ("steps_per_print", "nothing fills it in")),
     "nobody's auto elsewhere": ({"csv_monitor": {"job_name": "auto"}}, ("csv_monitor.job_name", "nothing fills it in")),
     "a loop of its own": ({"hybrid_engine": {"enabled": True}}, ("hybrid_engine.enabled", "loop of its own")),
     "a loader of its own": (
@@ -149,4 +150,4 @@ def test_the_keys_are_those_of_deepspeed() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     assert constants >= TOP_KEYS, TOP_KEYS - constants
-    assert not TOP_KEYS & REMOVED_KEYS.keys()
+    assert not TOP_KEYS & OLD_KEYS.keys()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -69,3 +71,35 @@ def test_bf16_by_default_where_the_gpu_computes_in_it(bf16: bool, given: list[st
         if not bf16:
             with pytest.raises(ArgumentError, match="use --fp16"):
                 parse_arguments("sft", ["--output_dir", "o", "--bf16"])
+
+
+def program(file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("#!/bin/sh\n")
+    file.chmod(0o755)
+    return file
+
+
+def test_the_ninja_of_the_environment_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python started by its path leaves its programs off PATH."""
+    empty, own = tmp_path / "empty", program(tmp_path / "venv" / "bin" / "ninja")
+    empty.mkdir()
+    monkeypatch.setenv("PATH", str(empty))
+    monkeypatch.setattr(launch.sys, "executable", str(own.with_name("python")))
+    launch.put_ninja_on_path()
+    assert shutil.which("ninja") == str(own)
+    before = os.environ["PATH"]
+    launch.put_ninja_on_path()
+    assert os.environ["PATH"] == before
+
+
+def test_a_compiler_without_ninja_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = program(tmp_path / "g++")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "none" / "python"))
+    assert launch.has_cpp_compiler() and not launch.can_build_operators()
+    program(tmp_path / "ninja")
+    assert launch.can_build_operators()
+    compiler.unlink()
+    assert not launch.can_build_operators()

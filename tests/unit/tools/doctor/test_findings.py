@@ -140,7 +140,7 @@ def test_gpus_that_want_something(found: Gpus, level: str, said: str, fix: str) 
 def test_this_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     (first, *_) = machine.check_host(has_gpu=False)
     assert "core" in first.said and "GiB free" in first.said
-    monkeypatch.setattr(machine.op_builder, "can_build_operators", lambda: False)
+    monkeypatch.setattr(machine.launch, "can_build_operators", lambda: False)
     assert any("no C++ compiler" in one.said for one in machine.check_host(has_gpu=False))
 
 

@@ -18,7 +18,7 @@ _ROWS = 24
 
 @dataclass(frozen=True)
 class Verdict:
-    """A "hang", "lost" ranks, one that has "failed" with its `words`, or the "end" of a run; `reports` are by rank."""
+    """A "hang", "lost" ranks, or one that has "failed" with its `words`; `reports` are by rank."""
 
     kind: str
     ranks: list[int]
@@ -30,7 +30,7 @@ def judge(alarm: dict[str, Any], reports: dict[int, Report]) -> Verdict:
     """The verdict on an alarm.
 
     Args:
-        alarm: The `rank` that rang; the `words` of its lost contact, or "" for a hang; `ranks` that are gone.
+        alarm: The `words` of a lost contact of the `rank` that rang; or `ranks` that are gone; else it is a hang.
         reports: By rank; of those that have `left`, with their last words.
     """
     there = {rank: report for rank, report in reports.items() if not report.get("left")}
@@ -38,10 +38,11 @@ def judge(alarm: dict[str, Any], reports: dict[int, Report]) -> Verdict:
     for rank, report in reports.items():
         if report.get("words"):  # what the others say is what came of it
             return Verdict("failed", [rank], reports, report["words"])
-    if gone := alarm.get("ranks") or (silent if alarm["words"] else []):
+    words = alarm.get("words")
+    if gone := alarm.get("ranks") or (silent if words else []):
         return Verdict("lost", gone, reports)
-    if alarm["words"]:
-        return Verdict("failed", [alarm["rank"]], reports, alarm["words"])
+    if words:
+        return Verdict("failed", [alarm["rank"]], reports, words)
     return Verdict("hang", silent or behind_of(there), there)
 
 

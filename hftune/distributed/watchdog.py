@@ -4,7 +4,8 @@
 TCPStore, looks for an alarm, and at its own phase; rank 0 also looks for machines that have fallen silent. Where a
 phase lasts longer than the time-out somebody rings: each process writes where it is, reads what the others have
 written, comes to the verdict by itself (`verdicts.py`), prints it with the stack of its main thread, and ends. The
-store's server is no Python code: it answers also while a main thread keeps the interpreter to itself.
+store's server is no Python code: it answers also while a main thread keeps the interpreter to itself. Where no call
+into the store returns, or this thread cannot run, faulthandler dumps the stacks and ends the process.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -40,13 +40,9 @@ ANSWERS_WITHIN = 3.0
 """Seconds in which processes that are alive say where they are."""
 
 MACHINE_GONE = 45.0
-"""Seconds without a word of any process of a machine, or of the store; less could be code that keeps the interpreter
-to itself."""
+"""Seconds without a word of any process of a machine; less could be code that keeps the interpreter to itself."""
 
-PAUSE = 10.0
-"""Seconds without a turn after which this process itself has stood still: Ctrl-Z, a debugger."""
-
-LINGER = 2.0
+LINGER = ANSWERS_WITHIN + 2.0
 """Seconds in which the others read the last word; the store may be in this very process."""
 
 _SAME_HOST_GRACE = 3.0
@@ -58,11 +54,13 @@ _GOODBYE = 10.0
 _FROZEN = 60.0
 """Seconds beyond the time-out after which the thread itself is taken to be stuck; then the system dumps the stacks."""
 
-_ALARM, _ANSWERS = "alarm", "answers"
+_ALARM = "alarm"
 
 
 class Watchdog:
     """The thread that watches one process, and alone talks to the store, which may stop answering.
+
+    Turns are counted, not seconds: the whole process may stand still for an hour (Ctrl-Z, a debugger).
 
     Args:
         timeout: Seconds that a timed phase may last.
@@ -73,10 +71,10 @@ class Watchdog:
         self.timeout, self.store, self.rank, self.world = timeout, store, ranks.rank(), ranks.world_size()
         self.host, self.pid, self.done = socket.gethostname(), os.getpid(), threading.Event()
         self.beat = max(_QUICKEST, min(BEAT, timeout / 5))
-        self._heard: dict[int, tuple[bytes, float]] = {}  # the last report of a rank as written, and when it changed
+        self._heard: dict[int, tuple[bytes, int]] = {}  # the last report of a rank as written, and turns since then
         self._alarm: dict[str, Any] | None = None
         self._words, self._count = "", 0
-        self._looked, self._resumed = time.monotonic(), 0.0
+        self._phase, self._spent = phases.now(), 0
         # A daemon: a thread that waits must not keep a finished process alive.
         self._thread = threading.Thread(target=self._watch, name="hftune watchdog", daemon=True)
 
@@ -97,62 +95,42 @@ class Watchdog:
         _disarm()
 
     def _watch(self) -> None:
-        verdict = None
-        while verdict is None and not self.done.wait(self.beat):
+        while not self.done.wait(self.beat):
             if _can_dump():  # runs in a thread of the system's: also where this one cannot
                 faulthandler.dump_traceback_later(self.timeout + _FROZEN, exit=True, file=terminal.error_descriptor())
             try:
-                verdict = self._turn_in_time()
+                verdict = self._turn()
             except (dist.DistError, OSError):
                 # The server is gone, and with it rank 0; where the run is over, this process is about to know.
                 if self.done.wait(ANSWERS_WITHIN):
                     break
-                verdict = verdicts.judge({"words": "", "ranks": [0]}, {0: self._told().get(0, {"ago": 0})})
-            self._looked = time.monotonic()
+                verdict = Verdict("lost", [0], {0: self._told().get(0, {})})
             if verdict is not None:
-                self._end(verdict)
+                return self._end(verdict)
         _disarm()
-        if self.store is not None and verdict is None:
+        if self.store is not None:
             with suppress(dist.DistError, OSError):
                 self._leave()
 
-    def _turn_in_time(self) -> Verdict | None:
-        """`_turn` in a thread of its own: where the store's machine is cut off, no call into it returns (torch 2.13).
-
-        Raises:
-            TimeoutError: It has not come back, also a moment after this whole process has stood still.
-        """
-        found = Future[Verdict | None]()
-
-        def work() -> None:
-            try:
-                found.set_result(self._turn())
-            except BaseException as error:
-                found.set_exception(error)
-
-        threading.Thread(target=work, name="hftune report", daemon=True).start()
-        try:
-            return found.result(MACHINE_GONE)
-        except TimeoutError:
-            return found.result(ANSWERS_WITHIN)
-
     def _turn(self) -> Verdict | None:
-        phase, now = phases.now(), time.monotonic()
-        if now - self._looked - self.beat > PAUSE:  # what is late counts from here: this whole process stood still
-            self._resumed = now
-            self._heard = {rank: (written, now) for rank, (written, _) in self._heard.items()}
-        late = phase.timed and now - max(phase.since, self._resumed) >= self.timeout
+        phase = phases.now()
+        self._phase, self._spent = phase, self._spent + 1 if phase is self._phase else 0
+        late = phase.timed and self._spent * self.beat >= self.timeout
         if self.store is None:
-            return verdicts.judge({"words": ""}, {self.rank: self._report(True)}) if late else None
+            return verdicts.judge({}, {self.rank: self._report(True)}) if late else None
         if late:
             self.ring()
         self.write()
         self._read(range(self.world) if self.rank == 0 else [0])
         if self.rank == 0 and (gone := self._gone()):
-            self._alarm = {"words": "", "rank": 0, "ranks": gone}
+            self._alarm = {"ranks": gone}
         if self._alarm is not None:
             self._sound(self._alarm)
-        return self._judge(json.loads(self.store.get(_ALARM))) if self.store.check([_ALARM]) else None
+        if self.store.check([_ALARM]):
+            return self._judge(json.loads(self.store.get(_ALARM)))
+        if self.rank and self._told()[0].get("left"):  # its work is done, and this process is about to end, too
+            self.done.set()
+        return None
 
     def _report(self, details: bool) -> Report:
         phase = phases.now()
@@ -176,16 +154,14 @@ class Watchdog:
         report = {**self._report(details), "beat": self._count, **more}
         self.store.set(str(self.rank), json.dumps(report))
 
-    def _read(self, of: Iterable[int]) -> None:
-        asked = [*of]
-        for rank, written in zip(asked, self.store.multi_get([str(rank) for rank in asked]), strict=True):
-            if rank not in self._heard or self._heard[rank][0] != written:
-                self._heard[rank] = (written, time.monotonic())
+    def _read(self, of: Sequence[int]) -> None:
+        for rank, written in zip(of, self.store.multi_get([str(rank) for rank in of]), strict=True):
+            before, turns = self._heard.get(rank, (b"", 0))
+            self._heard[rank] = (written, turns + 1 if written == before else 0)
 
     def _told(self) -> dict[int, Report]:
         """The last report of each rank, with `ago`, the seconds since it came."""
-        now = time.monotonic()
-        return {rank: {**json.loads(text), "ago": round(now - at, 1)} for rank, (text, at) in self._heard.items()}
+        return {rank: {**json.loads(text), "ago": turns * self.beat} for rank, (text, turns) in self._heard.items()}
 
     def _gone(self) -> list[int]:
         """Ranks of machines of which nobody has said a word for long, though none may be silent, as before training."""
@@ -195,14 +171,9 @@ class Watchdog:
 
     def _judge(self, alarm: dict[str, Any]) -> Verdict:
         """Say where this process is, wait for the others to do so, and judge."""
-        if alarm.get("ends"):
-            return Verdict("end", [], {})
-        self.write(details=True)
-        answered, end = self.store.add(_ANSWERS, 1), time.monotonic() + ANSWERS_WITHIN
-        # All have answered, or some do not in time: those are part of the verdict.
-        while answered < self.world and time.monotonic() < end:
-            time.sleep(_QUICKEST)
-            answered = self.store.add(_ANSWERS, 0)
+        if not alarm.get("left"):  # who has left has said all that there is
+            self.write(details=True)
+            time.sleep(ANSWERS_WITHIN)  # those that say nothing by then are part of the verdict
         self._read(range(self.world))
         return verdicts.judge(alarm, self._told())
 
@@ -211,17 +182,12 @@ class Watchdog:
 
     def _leave(self) -> None:
         self.write(left=True, words=self._words)
-        self.store.add(_ANSWERS, 1)
         if self._words:
-            self._sound({"words": self._words, "rank": self.rank})
+            self._sound({"words": self._words, "rank": self.rank, "left": True})
             time.sleep(LINGER if self.rank == 0 else 0)
-        elif self.rank == 0:
-            self._sound({"ends": True})
 
     def _end(self, verdict: Verdict) -> None:
         """Print the verdict in one piece and end the process, whatever its main thread does."""
-        if verdict.kind == "end":  # rank 0 has done its work, and this process is about to
-            return self.done.set()
         theirs = [verdict.reports[rank].get("host") for rank in verdict.ranks]
         if self.rank and verdict.kind != "hang" and self.host in theirs:
             time.sleep(_SAME_HOST_GRACE)  # the launcher's SIGTERM may end this process first
@@ -229,8 +195,8 @@ class Watchdog:
             return
         text = verdicts.render(verdict, self.rank, self.timeout, stacks.main_thread_stack())
         terminal.write_unbuffered(visible(text))
-        if self.rank == 0 and self.store is not None:
-            time.sleep(LINGER)  # the others read the reports, maybe from this very process
+        if self.store is not None:  # the others read the reports, maybe from this very process, and speak as well
+            time.sleep(LINGER if self.rank == 0 else 2 * self.beat)
         terminal.release()
         # Not sys.exit: this is not the main thread, which is stuck and would be waited for.
         os._exit(STALLED_EXIT_CODE)
@@ -340,7 +306,6 @@ _LOST = re.compile(
     r"|Timed out waiting .*(recv|send|barrier)|[Ww]ait timeout|NCCL error|ncclRemoteError|ncclSystemError"
     r"|NCCL communicator (was|is) aborted|collective operation timeout|monitoredBarrier"
 )
-_NEVER_MET = re.compile(r"client socket has timed out|Timed out after .* waiting for clients|failed to connect")
 
 
 def lost_contact(error: BaseException | None) -> bool:
@@ -354,16 +319,9 @@ def describe_lost_contact(error: BaseException) -> str:
     """The message for such an error where it is not known which process is gone."""
     where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
     first = str(error).strip().splitlines()[0][:300]  # the rest is the backend's advice
-    if _NEVER_MET.search(str(error)):
-        return (
-            f"the processes have not met: {os.environ.get('WORLD_SIZE', '?')} were to come to {where}\n"
-            f"  where: {first}\n"
-            "  to do: start as many as the launchers say, each with the same MASTER_ADDR and MASTER_PORT, which every "
-            "machine can reach"
-        )
     return (
-        "lost contact with the other processes, and nobody said why\n"
-        f"  where: {first}\n"
-        "  to do: see their output; where they never met, name the network interface that machines share in "
-        "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+        f"lost contact with the other processes (of {os.environ.get('WORLD_SIZE', '?')}, which meet at {where}), and "
+        f"nobody said why\n  where: {first}\n"
+        "  to do: see their output; where they never met, start as many as the launchers say, and name the network "
+        "interface that machines share in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
     )

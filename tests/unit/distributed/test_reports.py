@@ -119,7 +119,7 @@ def test_a_goodbye_is_no_loss_and_rank_0_ends_the_watch(
     time.sleep(1.5)
     assert not first.told.is_set() and not third.told.is_set()
     first.stop()
-    assert third.kind() == ("end", [])
+    assert third.done.wait(20) and not third.told.is_set()
 
 
 def test_a_machine_without_a_word_is_lost_but_not_before_training(
@@ -165,20 +165,3 @@ def test_a_store_that_is_gone_is_rank_0_s_end(monkeypatch: pytest.MonkeyPatch) -
     member = Member(Gone(), 1, 2)
     member.start()
     assert member.kind() == ("lost", [0])
-
-
-def test_a_store_that_does_not_answer_is_rank_0_s_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its machine is cut off: no call into the store returns."""
-    monkeypatch.setattr(watchdog, "ANSWERS_WITHIN", 0.1)
-    monkeypatch.setattr(watchdog, "MACHINE_GONE", 0.3)
-    over = threading.Event()
-
-    class Silent(dist.HashStore):
-        def multi_get(self, keys: list[str]) -> list[bytes]:
-            over.wait(20)
-            return [b"{}"]
-
-    member = Member(Silent(), 1, 2)
-    member.start()
-    assert member.kind() == ("lost", [0])
-    over.set()

@@ -74,7 +74,8 @@ def _check_value(key: str, value: Any, stage: Any) -> Iterator[ArgumentError]:
         # Of fp16 and bf16 transformers fills in whatever is "auto".
         yield from _never_filled_in({key: value} if key not in ("fp16", "bf16") else {})
     elif not refused:  # in its words, where DeepSpeed has removed it
-        fix = did_you_mean(key, TOP_KEYS, written='"{}"') or "remove it, or write it into the block that it belongs to"
+        near = did_you_mean(key, TOP_KEYS, written='"{}"')
+        fix = f"{near} remove it, or write it into the block that it belongs to".strip()
         yield ArgumentError(f'DeepSpeed knows no config key "{key}"', place=f"--deepspeed: {key}", fix=fix)
 
 

@@ -45,8 +45,8 @@ def check_features(config: DsConfig, setting: Setting) -> Iterator[ArgumentError
     zero = config.get("zero_optimization")
     if not isinstance(zero, Mapping) or not isinstance(zero.get("stage", 0), int):
         zero = {}  # said by ds_keys
-    blocks = ("fp16", "bf16", "compile", *("optimizer", "scheduler", "activation_checkpointing", "hybrid_engine"))
-    blocks += ("data_efficiency", "autotuning", "checkpoint", "datastates_ckpt", "tensor_parallel")
+    blocks = [*("fp16", "bf16", "compile", "optimizer", "scheduler", "activation_checkpointing", "hybrid_engine")]
+    blocks += ["data_efficiency", "autotuning", "checkpoint", "datastates_ckpt", "tensor_parallel"]
     of_config = SimpleNamespace(zero=zero, **{name: config.get(name) for name in blocks})
     # By its own name: `bf16` of a setting is what is computed in.
     computed = SimpleNamespace(in_bf16=setting.bf16)

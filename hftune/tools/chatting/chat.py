@@ -175,13 +175,13 @@ class Chat:
         """Show an answer as it is said, thoughts and calls as well; whether there was one."""
         seed = None if self.args.seed is None else self.args.seed + self.answers
         self.answers += 1
-        found = self.speaker.answer(lambda text: say(text, end="", flush=True), seed)
+        message, cut = self.speaker.answer(lambda text: say(text, end="", flush=True), seed)
         say(flush=True)
-        if found.message is None:
-            note(f"[{found.cut or 'ended'}: nothing was answered]")
+        if message is None:
+            note(f"[{cut or 'ended'}: nothing was answered]")
             return False
-        if found.cut:
-            note(f"[{found.cut}]")
+        if cut:
+            note(f"[{cut}]")
         self._say_calls(self.speaker.pending())
         return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,23 +19,6 @@ from hftune.logging import notice
 Tools = list[dict[str, Any]]
 
 STOPPED, TOO_LONG, FULL = "stopped", "cut at --max_new_tokens", "cut: the context is full"
-
-
-@dataclass
-class Reply:
-    """What a model has said.
-
-    Attributes:
-        message: As it stands in the conversation; with `weight` 0, so that it is not trained, where it was cut. None:
-            it was cut, or ended, before there was a text or a call.
-        prompt, ids: The token ids that the model was given, and those that it said, with the one that ended it.
-        cut: Why it was cut; "" for a whole one.
-    """
-
-    message: Message | None
-    prompt: list[int]
-    ids: list[int]
-    cut: str = ""
 
 
 class Speaker:
@@ -124,11 +106,15 @@ class Speaker:
             notice(describe_turn_tokens(counts, self.args.borders_in_text))
         return text, self.model.write.ids([text])[0]
 
-    def answer(self, show: Callable[[str], None], seed: int | None = None) -> Reply:
-        """The answer to the conversation, which it joins.
+    def answer(self, show: Callable[[str], None], seed: int | None = None) -> tuple[Message | None, str]:
+        """The answer to the conversation, which it joins, and why it was cut.
 
         Args:
             show: Called with the text of the answer, piece by piece, while it is generated.
+
+        Returns:
+            The message, with `weight` 0, so that it is not trained, where it was cut; None: it was cut, or ended,
+            before there was a text or a call. Why it was cut; "" for a whole one.
 
         Raises:
             ArgumentError: The conversation is longer than the context, or takes more memory than there is.
@@ -148,11 +134,11 @@ class Speaker:
         cut = STOPPED if stopped else "" if listener.ended else TOO_LONG if room == self.args.max_new_tokens else FULL
         message = self._message(text, listener.ids)
         if not message["content"].strip() and not message.get("tool_calls"):
-            return Reply(None, ids, listener.ids, cut)
+            return None, cut
         # To train it would teach to stop there.
         message |= {"weight": 0.0} if cut else {}
         self.messages.append(message)
-        return Reply(message, ids, listener.ids, cut)
+        return message, cut
 
     def _generate(self, prompt: list[int], tokens: int, listener: Listener, seed: int | None) -> bool:
         """Whether it was stopped by Ctrl-C."""

@@ -30,8 +30,6 @@ Scores = dict[str, tuple[float, float]]
 """Of one task: a record's digest, numbered where several records are alike, to score and weight."""
 SAMPLES, SHARE = 2000, 0.95
 _SEED = 0
-# Of a normal distribution: half the width of an interval that holds 95 % of it.
-_DEVIATIONS = 1.96
 # Of the counts of a block of samples.
 _BLOCK_BYTES = 1 << 25
 
@@ -101,27 +99,15 @@ def lines_of_results(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for key, value in figures.items():
             name, _, kind = key.partition(",")
             if kind and not name.endswith("_stderr") and isinstance(value, int | float):
-                error = figures.get(f"{name}_stderr,{kind}")
+                ends = dict.fromkeys(("value", "low", "high"), float(value))
                 less = more_is_better.get(name) is False
-                told[_name(task, name, kind)] = _aggregate(value, error, len(samples), less)
+                told[_name(task, name, kind)] = {**ends, "records": len(samples), "less_is_better": less}
         yield {"record": f"{task}:", "source": task, "scores": {}, "aggregates": told}
 
 
 def _name(task: str, metric: str, kind: str) -> str:
     """`hellaswag/acc`; with the name of the filter where there is one."""
     return f"{task}/{metric}" if kind == "none" else f"{task}/{metric},{kind}"
-
-
-def _aggregate(value: float, error: Any, records: int, less: bool) -> dict[str, Any]:
-    """A figure of lm-eval's, with the interval of its standard error where there is one."""
-    half = _DEVIATIONS * error if isinstance(error, int | float) and math.isfinite(error) else 0.0
-    return {
-        "value": float(value),
-        "low": value - half,
-        "high": value + half,
-        "records": records,
-        "less_is_better": less,
-    }
 
 
 def by_task(lines: Iterable[Line]) -> dict[str, Scores]:

@@ -41,7 +41,8 @@ class ScriptedModel:
         streamer.put(inputs)
         said, stop, _ = self.texts.pop(0).partition(INTERRUPT)
         ids = self.tokenizer(said, add_special_tokens=False)["input_ids"]
-        for index in [*ids, *([] if stop else [self.tokenizer.eos_token_id])][:max_new_tokens]:
+        self.calls[-1]["said"] = [*ids, *([] if stop else [self.tokenizer.eos_token_id])][:max_new_tokens]
+        for index in self.calls[-1]["said"]:
             streamer.put(torch.tensor([index]))
         if stop:
             raise KeyboardInterrupt

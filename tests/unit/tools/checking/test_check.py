@@ -93,24 +93,24 @@ def test_several_sources_and_files_of_one_name(tmp_path: Path) -> None:
         assert (tmp_path / "o" / name).read_bytes() == file.read_bytes()
 
 
-def test_counts_of_a_source(tmp_path: Path) -> None:
-    call = {"name": "add", "arguments": {"x": 1}}
+def test_thoughts_and_calls_are_what_a_record_says(tmp_path: Path) -> None:
+    """Records that differ in one of them alone are no duplicates."""
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-    turns = [
-        {"role": "user", "content": "One and one?"},
-        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
-        {"role": "tool", "content": "2"},
-        {"role": "assistant", "content": "It is 2.", "reasoning_content": "Add them."},
+    asked = {"role": "user", "content": "One and one?"}
+    thoughts = [
+        {"messages": [asked, {"role": "assistant", "content": "2", "reasoning_content": text}]}
+        for text in ("Add them.", "Count them.")
     ]
-    for number in range(3):
-        made.write(
-            tmp_path / "d" / f"{number}.jsonl",
-            {"messages": turns[:1] + turns[3:]},
-            {"messages": turns, "tools": [tool]},
-        )
+    calls = [{"type": "function", "function": {"name": "add", "arguments": {"x": x}}} for x in (1, 2)]
+    called = [
+        {"messages": [asked, {"role": "assistant", "content": "", "tool_calls": [one]}], "tools": [tool]}
+        for one in calls
+    ]
+    for number in range(2):
+        made.write(tmp_path / "d" / f"{number}.jsonl", *thoughts, *called)
     summary, _ = checked(tmp_path / "o", tmp_path / "d")
     (about,) = summary["sources"].values()
-    assert about["records"] == 6 and about["found"] == {"duplicate": 4}
+    assert about == {"records": 8, "kinds": {"conversation": 8}, "found": {"duplicate": 4}}
 
 
 def test_nothing_is_left_out_unless_asked(tmp_path: Path) -> None:

@@ -48,17 +48,11 @@ def test_a_secret_that_is_known_by_value_is_not_written(tmp_path: Path, monkeypa
 
 HOSTILE = {
     "deep": b'{"text": ' + b"[" * 5000 + b"]" * 5000 + b"}\n",
-    "binary": bytes(range(256)) * 50 + b"\n",
     "half": b'{"text": "a \\ud83d b"}\n',
-    "nul": b'{"text": "a\\u0000b"}\n{"text": "a\x00b"}\n',
     "number": b'{"text": 1' + b"0" * 5000 + b"}\n",
-    "words": b'"text"\n17\nnull\n\n',
-    "turns": b'{"messages": [{"role": "user", "content": 7}, null, [], {"role": {}, "content": {}}]}\n',
     "tools": b'{"messages": [{"role": "assistant", "tool_calls": [{"function": "x"}]}], "tools": "}{"}\n',
     "pair": b'{"prompt": [], "chosen": {}, "rejected": 3}\n',
-    "label": b'{"prompt": "a", "completion": "b", "label": "perhaps"}\n',
     "one_word": b'{"text": "' + b"\xe5\xa4\xa9" * 100_000 + b'"}\n',
-    "keys": json.dumps({f"k{number}": number for number in range(2_000)}).encode() + b"\n",
 }
 
 

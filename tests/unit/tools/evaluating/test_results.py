@@ -108,11 +108,3 @@ def test_figures_are_lm_evals() -> None:
     (less,) = told["differences"].values()
     # Of perplexity there is none: the means of its samples are no perplexities.
     assert {name: one["value"] for name, one in less.items()} == {"choices/acc": 0.5, "sums/exact_match,strict": 0.0}
-
-
-def test_a_figure_that_is_no_mean_has_its_standard_error() -> None:
-    told = found(3)
-    told["results"]["choices"] |= {"f1,none": 0.5, "f1_stderr,none": 0.1}
-    lines = [{"model": "a", **line} for line in lines_of_results(told)]
-    f1 = results(lines, None, [])["models"]["a"]["choices/f1"]
-    assert (f1["value"], f1["low"], f1["high"]) == pytest.approx((0.5, 0.304, 0.696))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 from lm_eval import simple_evaluate
@@ -31,42 +31,36 @@ def _shared_out(answer: Callable[[list[Any]], list[Any]], requests: Sequence[Any
     return [said[number % len(said)][number // len(said)] for number in range(len(requests))]
 
 
-class Harness:
-    """The tasks that lm-eval knows, with those of `--include_path`."""
+@cache
+def index(include_path: str | None) -> TaskManager:
+    """lm-eval's index of tasks, with those in a folder, which takes seconds to read."""
+    return TaskManager(include_path=include_path)
 
-    def __init__(self, args: EvaluateArguments) -> None:
-        self.args = args
 
-    @cached_property
-    def manager(self) -> TaskManager:
-        """lm-eval's index of tasks."""
-        return TaskManager(include_path=self.args.include_path)
+def problems(args: EvaluateArguments) -> Iterator[ArgumentError]:
+    """Tasks that nobody knows."""
+    known = index(args.include_path).all_tasks
+    for task in args.harness_tasks:
+        if task not in known:
+            near = did_you_mean(task, [*OWN_TASKS, *known])
+            fix = f"{near} `lm-eval ls tasks` lists lm-eval's; --include_path adds others"
+            cause = f"neither hftune nor lm-eval has a task {task}"
+            yield ArgumentError(cause, place="--eval_tasks", fix=fix.strip())
 
-    def problems(self) -> Iterator[ArgumentError]:
-        """Tasks that nobody knows."""
-        known = self.manager.all_tasks
-        for task in self.args.harness_tasks:
-            if task not in known:
-                near = did_you_mean(task, [*OWN_TASKS, *known])
-                fix = f"{near} `lm-eval ls tasks` lists lm-eval's; --include_path adds others"
-                cause = f"neither hftune nor lm-eval has a task {task}"
-                yield ArgumentError(cause, place="--eval_tasks", fix=fix.strip())
 
-    def lines(self, talker: Talker, task: str) -> list[Line]:
-        """The records of a task; every process calls it, and the first has them."""
-        # As the model was saved: lm-eval's own command knows nothing of ends of turns.
-        talker.model.generation_config = talker.sampling
-        # Of an initialised model most of its arguments are ignored, which it says with a warning.
-        model = HFLM(
-            pretrained=talker.model, tokenizer=talker.tokenizer, batch_size=self.args.per_device_eval_batch_size
-        )
-        found = simple_evaluate(
-            share_out(model),
-            tasks=[task],
-            num_fewshot=self.args.num_fewshot,
-            limit=self.args.max_eval_samples,
-            apply_chat_template=self.args.apply_chat_template,
-            task_manager=self.manager,
-            bootstrap_iters=0,
-        )
-        return [] if found is None else list(lines_of_results(found))
+def lines(args: EvaluateArguments, talker: Talker, task: str) -> list[Line]:
+    """The records of a task; every process calls it, and the first has them."""
+    # As the model was saved: lm-eval's own command knows nothing of ends of turns.
+    talker.model.generation_config = talker.sampling
+    # Of an initialised model most of its arguments are ignored, which it says with a warning.
+    model = HFLM(pretrained=talker.model, tokenizer=talker.tokenizer, batch_size=args.per_device_eval_batch_size)
+    found = simple_evaluate(
+        share_out(model),
+        tasks=[task],
+        num_fewshot=args.num_fewshot,
+        limit=args.max_eval_samples,
+        apply_chat_template=args.apply_chat_template,
+        task_manager=index(args.include_path),
+        bootstrap_iters=0,
+    )
+    return [] if found is None else list(lines_of_results(found))

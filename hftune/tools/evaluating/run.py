@@ -39,7 +39,6 @@ from hftune.visible import say
 PART_RECORDS = 32
 """What a killed process loses, and what processes share out."""
 FLAG = "--validation_file_dir"
-_HARNESS = "hftune.tools.evaluating.harness:Harness"
 
 
 @dataclass
@@ -131,7 +130,7 @@ def _check_tasks(args: EvaluateArguments) -> Iterator[UserError]:
             fix = f"{near} Tasks of hftune: {', '.join(OWN_TASKS)}; for lm-eval's: pip install 'hftune[eval]'".strip()
             yield ArgumentError(f"hftune has no task {args.harness_tasks[0]}", place="--eval_tasks", fix=fix)
         else:
-            yield from on_demand(_HARNESS)(args).problems()
+            yield from on_demand("hftune.tools.evaluating.harness:problems")(args)
     if not args.validation_file_dir and {*tasks} & {*OWN_TASKS}:
         yield ArgumentError("there are no held-out records", place=FLAG, fix=f"{FLAG} FILE_OR_FOLDER")
     if "reward" in tasks and not args.reward_model_path:
@@ -173,7 +172,7 @@ def _measured(work: Work, parts: Parts, number: int) -> list[Line]:
         done = parts.has(part)
         ranks.barrier()
         if not done:
-            lines = on_demand(_HARNESS)(work.args).lines(talker(), task)
+            lines = on_demand("hftune.tools.evaluating.harness:lines")(work.args, talker(), task)
             if ranks.is_main():
                 parts.write(part, lines)
             ranks.barrier()

@@ -43,7 +43,6 @@ class GgufArguments(ExportArguments):
         "environment. Without it the message has the command that installs it.",
     )
     outtype: str = field(default="auto", metadata=_OUTTYPE)
-    max_shard_size: str | None = option(None, "Several files of at most about this size (5GB); left out: one file.")
 
 
 @dataclass

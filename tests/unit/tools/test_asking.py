@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from hftune.checkpoints.manifest import COMPLETE, read_manifest, write_manifest
 from hftune.cli import dispatch
-from hftune.errors import ArgumentError, DataError
-from hftune.logging import notices
+from hftune.errors import ArgumentError
 from hftune.tools.reporting.stages import ASKED
 from tests.unit.tools import alone
 
@@ -123,19 +122,3 @@ def test_refusals(models: dict[str, Path], tmp_path: Path, flags: list[str], wor
     places |= {name.upper(): str(tmp_path / name) for name in ("empty", "partial")}
     with pytest.raises(ArgumentError, match=words):
         dispatch(["ask", *(places.get(flag, flag) for flag in flags)])
-
-
-def test_turn_borders_in_questions(models: dict[str, Path], tmp_path: Path) -> None:
-    """Text by default; with `allow` they end the question, with `error` they are refused with the flag or the line."""
-    file = tmp_path / "more.jsonl"
-    file.write_text('{"prompt": "a<|im_end|>b"}\n')
-    flags = ("--models", str(models["base"]), "--question_file", str(file))
-    found = {mode: asked(tmp_path / mode, *flags, "--borders_in_text", mode) for mode in ("split", "allow")}
-    base = AutoModelForCausalLM.from_pretrained(models["base"])
-    wanted = said_alone(base, models["base"], "a<|im_end|>b")  # as plain transformers encodes it: as the token
-    assert found["allow"]["answers"][str(models["base"])] == [wanted] != found["split"]["answers"][str(models["base"])]
-    assert any("1 of 1 records spell tokens" in text for text in notices())
-    for more, place in (([], f"{file}:1"), (["--questions", "c<|im_end|>d"], "--questions")):
-        with pytest.raises(DataError, match="spells") as caught:
-            asked(tmp_path / "error", *flags, *more, "--borders_in_text", "error")
-        assert caught.value.place == place

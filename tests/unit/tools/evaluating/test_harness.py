@@ -65,18 +65,17 @@ def test_figures_are_those_of_lm_eval(tasks: Path, tiny_model: Path) -> None:
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
-    from hftune.tools.evaluating.harness import Harness
+    from hftune.tools.evaluating.harness import index, lines, problems
 
     args = arguments(tasks, "madeup_sums", max_eval_samples=4, num_fewshot=2, per_device_eval_batch_size=3)
-    harness = Harness(args)
-    assert list(harness.problems()) == []
-    ours = harness.lines(load_talker(str(tiny_model), args), "madeup_sums")
+    assert list(problems(args)) == []
+    ours = lines(args, load_talker(str(tiny_model), args), "madeup_sums")
     theirs = simple_evaluate(
         HFLM(pretrained=str(tiny_model), device="cpu", batch_size=1),
         tasks=["madeup_sums"],
         num_fewshot=2,
         limit=4,
-        task_manager=harness.manager,
+        task_manager=index(args.include_path),
         bootstrap_iters=0,
     )
     assert theirs is not None and ours == list(lines_of_results(theirs))
@@ -84,7 +83,7 @@ def test_figures_are_those_of_lm_eval(tasks: Path, tiny_model: Path) -> None:
 
 
 def test_a_task_that_nobody_knows(tasks: Path) -> None:
-    from hftune.tools.evaluating.harness import Harness
+    from hftune.tools.evaluating.harness import problems
 
-    (problem,) = Harness(arguments(tasks, "madeup_sum", "madeup_words")).problems()
+    (problem,) = problems(arguments(tasks, "madeup_sum", "madeup_words"))
     assert "no task" not in problem.render() and "did you mean madeup_sums?" in problem.render()

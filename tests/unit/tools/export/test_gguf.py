@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 
 from hftune.errors import UserError
@@ -52,12 +51,12 @@ def problems(model: Path, **given: Any) -> str:
 
 
 def test_the_converter_is_told_the_cut_that_it_does_not_know(model: Path, converter: str, tmp_path: Path) -> None:
-    args = arguments(model, tmp_path / "out", converter=converter, outtype="q8_0", max_shard_size="2GB", verify=False)
+    args = arguments(model, tmp_path / "out", converter=converter, outtype="q8_0", verify=False)
     figures = export(args)["figures"]
     assert figures["files"] == ["model-q8_0.gguf"] and figures["type"] == "q8_0"
     said = json.loads((tmp_path / "out" / "model-q8_0.gguf").read_text())
     assert said["cut"] == "gpt-2" and said["asked"][:3] == ["model", "--model-name", "model"]
-    assert said["asked"][3:7] == ["--split-max-size", "2000000000", "--outtype", "q8_0"]
+    assert said["asked"][3:5] == ["--outtype", "q8_0"]
     assert [file.name for file in sorted((tmp_path / "out").iterdir())] == ["hftune.json", "model-q8_0.gguf"]
 
 
@@ -95,7 +94,6 @@ def test_k_quants_are_made_by_llama_quantize(
     figures = export(arguments(model, tmp_path / "out", converter=converter, outtype="q4_k_m", verify=False))["figures"]
     assert figures["files"] == ["model-q4_k_m.gguf"]
     assert (tmp_path / "out" / "model-q4_k_m.gguf").read_text() == "Q4_K_M"
-    assert "writes one file" in problems(model, converter=converter, outtype="q4_k_m", max_shard_size="1GB")
     monkeypatch.setattr(written, "program", lambda name: None)
     said = problems(model, converter=converter, outtype="q4_k_m", verify=False)
     assert "there is no llama-quantize" in said and "q8_0" in said
@@ -187,13 +185,3 @@ def test_what_llama_cpp_says_otherwise_is_not_published(
         return
     with pytest.raises(UserError, match=words):
         llama_cpp.prove(model, tmp_path / "a.gguf", kind)
-
-
-@REAL
-@pytest.mark.slow
-def test_several_files_are_one_model(model: Path, tmp_path: Path) -> None:
-    figures = export(arguments(model, tmp_path / "out", outtype="q8_0", max_shard_size="40KB"))["figures"]
-    assert len(figures["files"]) > 1 and figures["files"][0].startswith("model-q8_0-00001-of-")
-    assert figures["same_choice"] > 0.8 and figures["log_prob_mean_difference"] < 0.1
-    tensors = {one.name: one for one in gguf.GGUFReader(tmp_path / "out" / figures["files"][-1]).tensors}
-    assert tensors, "each has some"

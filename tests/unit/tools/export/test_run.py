@@ -18,7 +18,6 @@ from hftune.tools.export import serving
 from hftune.tools.export.arguments import (
     GgufArguments,
     HubArguments,
-    OllamaArguments,
     ServingArguments,
 )
 from hftune.tools.export.run import export
@@ -67,11 +66,6 @@ def test_serving_folder_in_files_of_a_size(model: Path, tmp_path: Path, limit: s
     assert len(files) >= least if limit else len(files) == 1
     assert not limit or all(file.stat().st_size < 34_000 for file in files)
     torch.testing.assert_close(logits(tmp_path / "s"), logits(model), atol=0.1, rtol=0.1)
-
-
-def test_ollama_takes_one_file(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="one file"):
-        export(OllamaArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "o"), max_shard_size="1GB"))
 
 
 def test_problems_come_together(tmp_path: Path) -> None:
@@ -126,6 +120,7 @@ def test_from_the_command_line(model: Path, tmp_path: Path) -> None:
     assert manifest["command"][:4] == ["hftune", "export", "vllm", "--model_name_or_path"]
     assert (manifest["stage"], manifest["format"], manifest["parents"][0]["folder"]) == ("export", "vllm", str(model))
     for words, said in (
+        (["gguf", "--max_shard_size", "1GB"], "--max_shard_size was removed"),
         (["ggfu"], "there is no format ggfu\n  to do: did you mean `hftune export gguf`?"),
         (["--output_dir", "x"], "needs a format\n  to do: hftune export gguf"),
     ):

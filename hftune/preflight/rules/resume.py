@@ -17,10 +17,11 @@ from hftune.checkpoints.integrity import engine_folder, read_record
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.resume import unfinished_problems
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError, UserError
+from hftune.errors import ArgumentError, ManifestError, UserError
 from hftune.logging import notice
 from hftune.preflight.facts import Facts
 from hftune.preflight.model_folder import check_adapter_fits
+from hftune.weight_files import weight_shapes
 
 
 def check_resume(facts: Facts) -> Iterator[UserError]:
@@ -130,10 +131,7 @@ def check_resumed_settings(facts: Facts) -> Iterator[UserError]:
         )
         return
     yield from _another_course(facts, folder, _changed(facts, manifest, _COURSE), warm)
-    base = facts.model_args.model_name_or_path
-    # On the Hub, or several adapters on each other: compared where they are loaded, as whole weights are.
-    if is_adapter and base and not facts.adapter_args.peft_path and Path(base).is_dir():
-        yield from check_adapter_fits(base, str(folder), _FLAG)
+    yield from _another_model(facts, folder, is_adapter=is_adapter)
 
 
 def _another_course(facts: Facts, folder: Path, other: dict[str, tuple[Any, Any]], warm: str) -> Iterator[UserError]:
@@ -185,3 +183,23 @@ def _kind(name: str, value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     return "none" if value is None else " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _another_model(facts: Facts, folder: Path, *, is_adapter: bool) -> Iterator[UserError]:
+    """A problem where the checkpoint's weights are of another model than --model_name_or_path."""
+    base = facts.model_args.model_name_or_path
+    if not base or facts.adapter_args.peft_path or not Path(base).is_dir():
+        return  # on the Hub, or several adapters on each other: compared where they are loaded
+    if is_adapter:
+        yield from check_adapter_fits(base, str(folder), _FLAG)
+        return
+    shapes, stored = weight_shapes(base), weight_shapes(folder)
+    # Rows of a vocabulary may have been added: what a row is made of stays.
+    wrong = [name for name in shapes.keys() & stored.keys() if shapes[name][1:] != stored[name][1:]]
+    if wrong:
+        name = min(wrong)
+        yield ManifestError(
+            f"{folder} is of another model than {base}: {name} is {stored[name]} there and {shapes[name]} here",
+            place=f"{_FLAG}, --model_name_or_path",
+            fix="give the model that the checkpoint was trained from",
+        )

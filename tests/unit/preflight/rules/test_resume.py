@@ -160,6 +160,20 @@ def test_an_adapter_that_is_trained_further_brings_its_settings(tiny_model: Path
     assert said(tiny_model, lora, "--peft_path", str(lora), "--lora_r", "4") == []
 
 
+def test_another_model_is_refused(tiny_model: Path, own: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    config = AutoModelForCausalLM.from_pretrained(tiny_model).config
+    config.intermediate_size *= 2
+    AutoModelForCausalLM.from_config(config).save_pretrained(other)
+    (problem,) = said(other, own)
+    assert f"is of another model than {other}" in problem and "down_proj" in problem
+    # A vocabulary that has grown is no other model.
+    grown = AutoModelForCausalLM.from_pretrained(tiny_model)
+    grown.resize_token_embeddings(grown.config.vocab_size + 8)
+    grown.save_pretrained(own)
+    assert said(tiny_model, own) == []
+
+
 def test_an_adapter_resumes_on_its_base_alone(tiny_model: Path, lora: Path, tmp_path: Path) -> None:
     same_shapes = tmp_path / "other"
     other = AutoModelForCausalLM.from_pretrained(tiny_model)

@@ -71,16 +71,25 @@ def _has_code(file: Path) -> bool:
 
 
 def _check_config(folder: Path) -> Iterator[UserError]:
-    """What a proof on short texts does not show: positions beyond those of the training, and layers with a window."""
+    """What a proof on short texts does not show: layers with a window, and positions beyond those of the training."""
     config = pretrained(AutoConfig, folder, trust_remote_code=False).get_text_config()
+    every = {"gemma2": 2, "gemma3_text": 6}.get(config.model_type)
+    layers = getattr(config, "layer_types", None) or []
+    if every and [kind == "full_attention" for kind in layers] != [(at + 1) % every == 0 for at in range(len(layers))]:
+        yield _otherwise(f"it takes every {every}th layer for one of full attention")
+    if config.model_type.startswith("qwen") and getattr(config, "use_sliding_window", False):
+        yield _otherwise("it has no sliding window for Qwen")
     rope = config.rope_parameters or {}
     if rope.get("full_attention", rope).get("rope_type") == "dynamic":
-        cause = "llama.cpp cannot run this model: it has no dynamic position scaling"
-        fix = "serve it with transformers or vLLM: hftune serve, hftune export vllm"
-        yield ArgumentError(cause, place="--model_name_or_path", fix=fix)
+        yield _otherwise("it has no dynamic position scaling")
     window = getattr(config, "sliding_window", None)
     if config.model_type in ("mistral", "mixtral") and window and window < config.max_position_embeddings:
         notice(f"llama.cpp attends over the whole text, where this model sees {window} tokens back")
+
+
+def _otherwise(reason: str) -> ArgumentError:
+    fix = "serve it with transformers or vLLM: hftune serve, hftune export vllm"
+    return ArgumentError(f"llama.cpp cannot run this model: {reason}", place="--model_name_or_path", fix=fix)
 
 
 def converter_folder(args: GgufArguments) -> Path:

@@ -119,10 +119,22 @@ def test_code_that_comes_with_a_model_is_not_run_unasked(model: Path, converter:
     assert not problems(model, converter=converter, verify=False, trust_remote_code=True)
 
 
-def test_what_short_texts_do_not_show_is_refused_or_said(converter: str, tmp_path: Path) -> None:
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    folder = make_model("llama", tmp_path / "model", rope_parameters=rope)
-    assert "no dynamic position scaling" in problems(folder, converter=converter, verify=False)
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("gemma3_text", {}, "every 6th layer"),
+        ("qwen2", {"use_sliding_window": True}, "no sliding window"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+    ],
+)
+def test_what_short_texts_do_not_show_is_refused(
+    name: str, changes: dict[str, Any], says: str, converter: str, tmp_path: Path
+) -> None:
+    folder = make_model(name, tmp_path / "model", **changes)
+    assert says in problems(folder, converter=converter, verify=False)
+
+
+def test_a_window_that_llama_cpp_leaves_out_is_said(converter: str, tmp_path: Path) -> None:
     folder = make_model("mistral", tmp_path / "windows", sliding_window=8)
     assert not problems(folder, converter=converter, verify=False)
     assert any("sees 8 tokens back" in line for line in notices())

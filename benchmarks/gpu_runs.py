@@ -112,12 +112,7 @@ BUILT = ("zero3_zeropp", "zero3_deepcompile", "zero3_nvme", "zero3_nvme_optimize
 
 
 def plan(*, quick: bool = False, compiler: bool = True) -> list[Run]:
-    """The runs, the most telling first: a limit on time cuts the end off.
-
-    Args:
-        quick: A few of them.
-        compiler: Whether operators for CUDA can be built.
-    """
+    """The runs, the most telling first: a limit on time cuts the end off. Without a compiler, those that need none."""
     others = [stage for stage in STAGES if stage != "sft"]
     runs = [
         *(Run("sft", method, engine) for engine in SOME for method in METHODS),

@@ -65,3 +65,13 @@ def test_pairs_are_of_one_prompt_and_ties_train_nothing(tiny_model: Path, tmp_pa
     assert trainer._compute_loss(trainer.model, batch).item() == pytest.approx(
         math.log1p(math.exp(-0.1 * gain)), abs=1e-5
     )
+
+
+def test_where_all_answers_tie_the_loss_is_0(tiny_model: Path, tmp_path: Path) -> None:
+    def the_same(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [0.5] * len(completion_ids)
+
+    trainer = make_trainer(tiny_model, tmp_path, "online_dpo", the_same, *FLAGS)
+    batch = drawn(trainer, *PROMPTS[:2], times=4)
+    assert batch["counts"].tolist() == [0.0, 0.0]
+    assert trainer._compute_loss(trainer.model, batch).item() == 0.0

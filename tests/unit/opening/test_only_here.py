@@ -26,7 +26,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("opening/safetensors_file.py", "safe_open"): "the one reader of safetensors",
     ("checkpoints/manifest.py", "json.loads"): OWN_WORDS,
     ("distributed/stacks.py", "json.loads"): OWN_WORDS,
-    ("tools/doctor/launching.py", "json.loads"): "the answer of a process that was just started",
     ("tools/export/llama_cpp.py", "json.loads"): "the answer of a process that was just started",
     ("tools/explaining/entry.py", "json.loads"): "texts of this version in the user's own cache",
     ("distributed/watchdog.py", "json.loads"): "messages of the run's own processes",

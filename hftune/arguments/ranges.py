@@ -93,6 +93,8 @@ REMOVED = _of_kind("removed")
 """Arguments that there were, and what stands in their place."""
 FIXES = _of_kind("fix")
 """Ways out where a number of a name is beyond its range."""
+SAID = _of_kind("said")
+"""Ways out by words of upstream's messages."""
 JOINED = _of_kind("joined")
 """What stands between several values of a name, which become one text."""
 JSON_OBJECTS = {*_of_kind("object")}

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from hftune.arguments.ranges import FIXES, JOINED, misfit
+from hftune.arguments.ranges import FIXES, JOINED, SAID, misfit
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together, shown
 from hftune.on_demand import on_demand
 from hftune.path_hints import path_hint
@@ -183,4 +183,5 @@ def class_error(error: Exception, known: Iterable[str], place: str) -> ArgumentE
     flags = [f"--{name}" for name in named]
     explained = ", ".join(f"`hftune explain {name}`" for name in named[:3])
     fix = f"leave out or change {' or '.join(flags)}: {explained}" if named else "change what is named, or leave it out"
+    fix = next((way for theirs, way in SAID.items() if theirs in said), fix)
     return ArgumentError(" ".join(said.split()), place=", ".join(flags) or place, fix=fix)

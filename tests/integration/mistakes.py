@@ -297,7 +297,7 @@ MISTAKES = [
         "groups that do not fit into a batch",
         "run_rl --reward_funcs format --max_completion_length 4 --num_generations 4 --per_device_train_batch_size 3",
         ("generation_batch_size (3)", "--num_generations"),
-        added,
+        given("--per_device_train_batch_size", "4", "be a multiple of --num_generations"),
     ),
     Mistake(
         "more answers a step than prompts",
@@ -334,7 +334,7 @@ MISTAKES = [
         "checkpoints between evaluations",
         "run_sft --load_best_model_at_end --save_strategy steps --eval_strategy steps --eval_steps 3 --save_steps 4",
         ("found 4, which is not a round multiple of 3", "--load_best_model_at_end"),
-        added,
+        given("--save_steps", "6", "be a multiple of --eval_steps"),
         until="parse",
     ),
 ]

@@ -93,6 +93,8 @@ FEW = [("padded", "sequence", "zero3")]
     cells([(what, way, zero) for what in OTHERWISE for way in OTHERWISE[what][0] for zero in ("zero1", "zero3")], FEW),
 )
 def test_same_run_otherwise(runs: Runs, what: str, way: str, zero: str) -> None:
+    if (what, way, zero) == ("frozen layers", "expert", "zero3"):
+        pytest.skip("refused: DeepSpeed leaves frozen experts out of checkpoints there")
     _, stage, both, more, processes = OTHERWISE[what]
     check(runs, way, stage, zero, both, more, processes=processes)
 

@@ -98,7 +98,7 @@ def alone(cells: Callable) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def zero(cells: Callable, workspace: Path) -> dict[str, Any]:
-    """A stage each, with a run that stops half-way and goes on."""
+    """Runs under ZeRO-2 and ZeRO-3; those of `RESUMED` once more, resumed from step 2."""
     asked = with_zero({"loraplus": all_cells({})["loraplus"]}, 2) | with_zero(all_cells(OPTIMIZERS), 3)
     del asked["loraplus-zero3"]
     saves = ["--save_strategy", "steps", "--save_steps", "2"]

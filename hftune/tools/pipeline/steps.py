@@ -111,18 +111,18 @@ def steps_of(spec: Spec) -> list[Step]:
     """
     problems: list[UserError] = []
     found: dict[Path, Step] = {}
-    roads = [_Road(spec, values) for values in combinations(spec.top["matrix"])]
-    for road in roads:
+    sweep = [_Combination(spec, values) for values in combinations(spec.top["matrix"])]
+    for combination in sweep:
         # Later stages may need one that has a problem: theirs would only repeat it.
         with noted(problems):
-            for step in (step for stage in spec.stages for step in road.steps(stage)):
+            for step in (step for stage in spec.stages for step in combination.steps(stage)):
                 # Secrets that came from the environment are known only now; all messages below mask them.
                 learn_variables(step.env)
                 learn_command(step.command())
                 # A stage that uses no value of the sweep has one folder in all combinations: it trains once.
                 found.setdefault(step.folder, step)
     raise_together({problem.render(): problem for problem in problems}.values())
-    asked = [_ask(spec, roads)] if spec.top[ANSWERS] else []
+    asked = [_ask(spec, sweep)] if spec.top[ANSWERS] else []
     for step in asked:
         learn_command(step.argv)
     return [*found.values(), *asked]
@@ -158,7 +158,7 @@ class _Made:
 
 
 @dataclass
-class _Road:
+class _Combination:
     """The stages of one combination of values, as far as their steps were asked for."""
 
     spec: Spec
@@ -319,15 +319,17 @@ def _merge(step: Step, settings: Block) -> Step:
     return replace(merge, needs=(step.name,))
 
 
-def _ask(spec: Spec, roads: list[_Road]) -> Step:
+def _ask(spec: Spec, sweep: list[_Combination]) -> Step:
     """The step that asks every language model the same questions, the bases first."""
     folder = output_folder(spec) / ANSWERS
     arguments = Names(spec.top["values"]).of(spec.top[ANSWERS])
-    all_made = [made for road in roads for made in road.made.values()]
+    all_made = [made for combination in sweep for made in combination.made.values()]
     models = [made.base for made in all_made if made.start]
     models += [made.results["model"] for made in all_made if made.start]
     # Rewards of different models do not compare: a sweep over reward models gets none.
-    latest = [[made.results["model"] for made in road.made.values() if made.scores][-1:] for road in roads]
+    latest = [
+        [made.results["model"] for made in combination.made.values() if made.scores][-1:] for combination in sweep
+    ]
     judges = {model for found in latest for model in found}
     last = {**({"reward_model_path": [*judges]} if len(judges) == 1 else {}), "output_dir": [str(folder)]}
     return Step(

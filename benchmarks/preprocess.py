@@ -21,7 +21,7 @@ from typing import Any
 
 from harness import ROOT, Figures, Peak, ask, bar, finish, in_turns, parser_of, tools_of
 
-BAR_PEER = 4.0
+BAR_PEER = 2.5
 BAR_GROWTH = 0.10
 
 
